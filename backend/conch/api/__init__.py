@@ -1,0 +1,88 @@
+"""All that a plugin author may import. Importing it loads neither torch nor transformers."""
+
+from conch.api.batch import AttentionLayer, StepBatch
+from conch.api.config import EngineConfig
+from conch.api.context import BuildContext
+from conch.api.errors import (
+    CheckpointError,
+    ConchError,
+    ConfigError,
+    ErrorCode,
+    PluginError,
+    RequestError,
+)
+from conch.api.hookspecs import API_VERSION, hookimpl, hookspec
+from conch.api.model_spec import AttentionSpec, ModelSpec
+from conch.api.planning import PlanBuilder
+from conch.api.request import Request, Requests
+from conch.api.sampling import SamplingParams
+from conch.api.seams import (
+    AttentionKernel,
+    BlockUpdate,
+    DraftContext,
+    Drafter,
+    KVConnector,
+    KVManager,
+    Parallelism,
+    PrefixCache,
+    ReplicaLoad,
+    Router,
+    Scheduler,
+    Worker,
+)
+from conch.api.steps import (
+    Admission,
+    Failure,
+    FinishReason,
+    RequestOutput,
+    Row,
+    RowResult,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+    Usage,
+)
+
+__all__ = [
+    "API_VERSION",
+    "Admission",
+    "AttentionKernel",
+    "AttentionLayer",
+    "AttentionSpec",
+    "BlockUpdate",
+    "BuildContext",
+    "CheckpointError",
+    "ConchError",
+    "ConfigError",
+    "DraftContext",
+    "Drafter",
+    "EngineConfig",
+    "ErrorCode",
+    "Failure",
+    "FinishReason",
+    "KVConnector",
+    "KVManager",
+    "ModelSpec",
+    "Parallelism",
+    "PlanBuilder",
+    "PluginError",
+    "PrefixCache",
+    "ReplicaLoad",
+    "Request",
+    "RequestError",
+    "RequestOutput",
+    "Requests",
+    "Router",
+    "Row",
+    "RowResult",
+    "SamplingParams",
+    "Scheduler",
+    "StepBatch",
+    "StepPlan",
+    "StepResult",
+    "TokenLogprobs",
+    "Usage",
+    "Worker",
+    "hookimpl",
+    "hookspec",
+]

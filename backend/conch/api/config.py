@@ -1,0 +1,156 @@
+"""The configuration of one engine: `1/model.json`, typed and validated whole.
+
+Where a key means what a vLLM engine argument means, it has that name.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from conch.api.errors import ConfigError
+
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+MIB = 1 << 20
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that one engine is told. Born whole: a value that does not fit is refused here.
+
+    Attributes
+    ----------
+    model
+        A folder in Hugging Face layout, or a GGUF file.
+    dtype
+        Of weights, activations and KV cache. ``auto`` is what the checkpoint's config states.
+    device
+        ``auto`` is CUDA where there is a device, else the CPU.
+    max_model_len
+        Tokens of prompt and output together; None is what the checkpoint was trained for.
+    max_num_seqs
+        Requests that may run at once (each of a request's `n` choices counts).
+    max_num_batched_tokens
+        Token budget of one step, shared by decodes and prefill chunks.
+    enable_chunked_prefill
+        When False a prompt is computed in one step, and the budget is raised to `max_model_len`.
+    block_size
+        Tokens in one KV block.
+    num_gpu_blocks_override
+        KV blocks in the pool, whatever the device; None sizes the pool by memory.
+    kv_cache_memory_bytes
+        Size of the KV pool on a CPU, or on a GPU instead of `gpu_memory_utilization`.
+    gpu_memory_utilization
+        Share of a GPU's memory that weights and KV pool may take together.
+    max_queue_size
+        Requests that may wait; one more is refused as unavailable.
+    queue_timeout_s
+        Seconds that a request may wait for its first step; None is for ever.
+    num_threads
+        Compute threads on a CPU; None is one for each core that the process may use.
+    seed
+        Where the seeds of unseeded requests come from; None is the operating system.
+    trust_remote_code
+        Whether code that comes with a checkpoint may run.
+    """
+
+    model: str
+    dtype: DType = "auto"
+    device: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    enable_chunked_prefill: bool = True
+    block_size: int = 16
+    num_gpu_blocks_override: int | None = None
+    kv_cache_memory_bytes: int = 512 * MIB
+    gpu_memory_utilization: float = 0.9
+    max_queue_size: int = 1024
+    queue_timeout_s: float | None = None
+    num_threads: int | None = None
+    seed: int | None = None
+    trust_remote_code: bool = False
+    enable_prefix_caching: bool = True
+    scheduler: str = "fcfs"
+    kv_manager: str = "paged"
+    prefix_cache: str = "hash"
+    attention_kernel: str = "torch"
+    drafter: str = "none"
+    parallelism: str = "single"
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range, naming the key and the limit."""
+        for key in _POSITIVE:
+            value = getattr(self, key)
+            if value is not None and value <= 0:
+                raise ConfigError(f"{key} must be greater than 0, not {value}")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(f"gpu_memory_utilization must be in (0, 1], not {self.gpu_memory_utilization}")
+        if self.max_queue_size < 0:
+            raise ConfigError(f"max_queue_size must be 0 or more, not {self.max_queue_size}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
+                f"({self.max_num_seqs}): every running request may need one token in each step"
+            )
+
+
+_POSITIVE = (
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "block_size",
+    "num_gpu_blocks_override",
+    "kv_cache_memory_bytes",
+    "queue_timeout_s",
+    "num_threads",
+)
+
+
+def parse_config(raw: Mapping[str, Any]) -> EngineConfig:
+    """Validate a decoded `model.json`.
+
+    Raises
+    ------
+    ConfigError
+        An unknown key (the nearest known one is suggested), a wrong type or a value out of range.
+    """
+    known = {field.name for field in msgspec.structs.fields(EngineConfig)}
+    for key in raw:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; known keys: {', '.join(sorted(known))}"
+            raise ConfigError(f"unknown key {key!r} in the engine configuration{hint}")
+    try:
+        return msgspec.convert(dict(raw), EngineConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"engine configuration: {error}") from error
+
+
+def load_config(path: Path, overrides: Mapping[str, Any] | None = None) -> EngineConfig:
+    """Read and validate a `model.json`; a relative `model` path is taken from the file's folder."""
+    try:
+        raw = msgspec.json.decode(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path} must hold a JSON object, not {type(raw).__name__}")
+    config = parse_config({**raw, **(overrides or {})})
+    beside = path.parent / config.model
+    return msgspec.structs.replace(config, model=str(beside)) if beside.exists() else config
+
+
+def parse_assignment(text: str) -> tuple[str, Any]:
+    """Split ``key=value``; the value is JSON where it parses as such, else a string."""
+    key, separator, value = text.partition("=")
+    if not separator or not key:
+        raise ConfigError(f"expected key=value, got {text!r}")
+    try:
+        return key, msgspec.json.decode(value)
+    except msgspec.DecodeError:
+        return key, value

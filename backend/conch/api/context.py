@@ -1,0 +1,80 @@
+"""What a plugin factory gets to build from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from conch.api.config import EngineConfig
+from conch.api.errors import PluginError
+from conch.api.model_spec import ModelSpec
+from conch.api.seams import KVManager, PrefixCache, Worker
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class BuildContext:
+    """Frozen facts for a factory. Parts are built in the order of the fields below.
+
+    The order is: attention kernel and drafter (by the worker), parallelism, prefix cache, KV manager,
+    scheduler. A part that is not built yet is not there: its accessor raises PluginError.
+
+    Attributes
+    ----------
+    config
+        The engine's configuration.
+    model
+        The served model.
+    """
+
+    config: EngineConfig
+    model: ModelSpec
+    _worker_factory: Callable[[], Worker] | None = None
+    _num_blocks: int | None = None
+    _prefix_cache: PrefixCache | None = None
+    _kv_manager: KVManager | None = None
+
+    @property
+    def worker_factory(self) -> Callable[[], Worker]:
+        """Builds the worker of this process; for parallelism plugins."""
+        return _built(self._worker_factory, "worker_factory")
+
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks in the pool; for prefix caches and KV managers."""
+        return _built(self._num_blocks, "num_blocks")
+
+    @property
+    def prefix_cache(self) -> PrefixCache:
+        """The prefix cache in force; for KV managers and schedulers."""
+        return _built(self._prefix_cache, "prefix_cache")
+
+    @property
+    def kv_manager(self) -> KVManager:
+        """The KV manager in force; for schedulers."""
+        return _built(self._kv_manager, "kv_manager")
+
+    def with_worker_factory(self, factory: Callable[[], Worker]) -> BuildContext:
+        """Return a copy that can build workers."""
+        return dataclasses.replace(self, _worker_factory=factory)
+
+    def with_num_blocks(self, num_blocks: int) -> BuildContext:
+        """Return a copy that knows the size of the KV pool."""
+        return dataclasses.replace(self, _num_blocks=num_blocks)
+
+    def with_prefix_cache(self, cache: PrefixCache) -> BuildContext:
+        """Return a copy that has a prefix cache."""
+        return dataclasses.replace(self, _prefix_cache=cache)
+
+    def with_kv_manager(self, manager: KVManager) -> BuildContext:
+        """Return a copy that has a KV manager."""
+        return dataclasses.replace(self, _kv_manager=manager)
+
+
+def _built(part: _T | None, name: str) -> _T:
+    if part is None:
+        raise PluginError(f"{name} is not built yet when this plugin is; see conch.api.context for the order")
+    return part

@@ -1,0 +1,271 @@
+"""The eight seams: what each kind of plugin must do. Hot loops hold these objects, not hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from conch.api.batch import AttentionLayer, StepBatch
+from conch.api.model_spec import AttentionSpec
+from conch.api.request import Request, Requests
+from conch.api.steps import StepPlan, StepResult
+
+if TYPE_CHECKING:
+    import torch
+
+
+@runtime_checkable
+class Scheduler(Protocol):
+    """Decides who computes how many tokens in the next step."""
+
+    def plan(self, requests: Requests) -> StepPlan | None:
+        """Plan one step, or return None when nothing can be done now.
+
+        Promises: every row is of a request in `requests`, at most one row each; the blocks that a row
+        needs are held when the plan is returned; a preempted request has no row and holds no blocks; and
+        while no step is in flight and any request is owed tokens, a plan is returned (progress). The
+        requests themselves are not written to: the engine applies the plan. `conch.api.planning.PlanBuilder`
+        keeps all of these for a scheduler that uses it.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class BlockUpdate:
+    """How a block table changed: entries from `start` on are now `blocks`.
+
+    `copies` are ``(source, target)`` pairs of blocks to copy before the step writes to the targets.
+    """
+
+    start: int
+    blocks: tuple[int, ...]
+    copies: tuple[tuple[int, int], ...] = ()
+
+
+@runtime_checkable
+class KVManager(Protocol):
+    """Owns the KV blocks: who holds which, and how many references each has.
+
+    The only writer of block tables and reference counts. Blocks whose content the prefix cache keeps
+    stay evictable after their last user leaves, and count as free.
+    """
+
+    @property
+    def block_size(self) -> int:
+        """Tokens in a block."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks in the pool."""
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that can be allotted now, evictable ones included."""
+
+    def adopt(self, request_id: int, blocks: Sequence[int]) -> None:
+        """Begin a table with shared `blocks`, as `PrefixCache.match` returned them (empty for none)."""
+
+    def grow(self, request_id: int, start: int, end: int) -> BlockUpdate | None:
+        """Make room for tokens ``[start, end)`` and make their blocks safe to write.
+
+        A block in that range which others hold too is replaced by a copy of its own (copy-on-write).
+        Returns None, with nothing changed, when there are not enough free blocks. A request unknown so far
+        begins with an empty table.
+        """
+
+    def fork(self, parent_id: int, child_id: int, num_tokens: int) -> None:
+        """Give the child the parent's blocks that cover its first `num_tokens` tokens, shared."""
+
+    def release(self, request_id: int) -> None:
+        """Drop every reference of a request; unknown ids are ignored, so it is safe to repeat."""
+
+    def blocks(self, request_id: int) -> Sequence[int]:
+        """Block table of a request, in order of position."""
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when a block is leaked, lost, or free while referenced."""
+
+
+@runtime_checkable
+class PrefixCache(Protocol):
+    """Remembers which full blocks hold the KV of which token prefix.
+
+    The KV manager asks `keep` when a block's last user leaves and `evict` when it runs short. A cache
+    never returns a block whose tokens differ from the request's, whatever its hash says.
+    """
+
+    def match(self, request: Request) -> list[int]:
+        """Blocks that hold the longest cached prefix of the request.
+
+        Never covers the last token: its logits are needed, so at least one token is always computed.
+        The blocks are not referenced until `KVManager.adopt`.
+        """
+
+    def insert(self, request: Request, blocks: Sequence[int], num_computed: int) -> None:
+        """Remember the full blocks among the first `num_computed` tokens; called as they complete."""
+
+    def forget(self, request_id: int) -> None:
+        """Drop what was kept to make `insert` incremental; the cached blocks stay."""
+
+    def keep(self, block: int) -> bool:
+        """Take over a block whose last user left: True if it is cached and now evictable."""
+
+    def reuse(self, block: int) -> None:
+        """Note that an evictable block has a user again."""
+
+    def evict(self, count: int) -> list[int]:
+        """Give up to `count` evictable blocks back, least recently used first."""
+
+    @property
+    def num_evictable(self) -> int:
+        """Cached blocks without a user."""
+
+    def clear(self) -> list[int]:
+        """Forget everything; returns the evictable blocks, which are the caller's now."""
+
+
+@runtime_checkable
+class AttentionKernel(Protocol):
+    """Paged attention over packed rows."""
+
+    @staticmethod
+    def unfit(spec: AttentionSpec) -> list[str]:
+        """Reasons why this kernel cannot serve the model, in words; empty when it can."""
+
+    def kv_shape(self, num_blocks: int) -> tuple[int, ...]:
+        """Shape of one layer's pool in the kernel's layout, ``[2, N, ...]``."""
+
+    def plan(self, batch: StepBatch) -> Any:  # noqa: ANN401 - the kernel's own, opaque to all others
+        """Do once what every layer of the step shares."""
+
+    def run(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        layer: AttentionLayer,
+        plan: Any,  # noqa: ANN401
+    ) -> torch.Tensor:
+        """Write key and value into the pool and attend.
+
+        Parameters
+        ----------
+        query : [T, H, D]
+        key : [T, K, D]
+        value : [T, K, D]
+        layer
+            Pool and constants of this layer.
+        plan
+            What `plan` returned for this step.
+
+        Returns
+        -------
+        [T, H, D]
+            Contiguous, of the dtype of `query` (D of the values).
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class DraftContext:
+    """What a drafter may look at after a step: for each row, the tokens so far.
+
+    Attributes
+    ----------
+    request_ids
+        Rows that sampled in this step.
+    token_ids
+        For each, all its tokens, the new ones included.
+    room
+        For each, how many drafts could still be of use before its limit.
+    """
+
+    request_ids: Sequence[int]
+    token_ids: Sequence[Sequence[int]]
+    room: Sequence[int]
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """Guesses the tokens that come next."""
+
+    def propose(self, context: DraftContext) -> list[tuple[int, ...]]:
+        """Guess for each row of `context`, in its order, at most ``room`` tokens; empty is fine."""
+
+    def forget(self, request_ids: Sequence[int]) -> None:
+        """Drop state kept for requests that ended."""
+
+
+@runtime_checkable
+class Worker(Protocol):
+    """One rank: holds a shard of the model and of the KV pool."""
+
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks in this rank's pool."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Do the step."""
+
+    def close(self) -> None:
+        """Free the device."""
+
+
+@runtime_checkable
+class Parallelism(Protocol):
+    """Runs plans on one or many ranks."""
+
+    @property
+    def depth(self) -> int:
+        """Steps that may be in flight at once."""
+
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks that every rank has."""
+
+    def submit(self, plan: StepPlan) -> int:
+        """Start a step; returns a ticket. Steps run in the order of submission."""
+
+    def collect(self, ticket: int) -> StepResult:
+        """Wait for a step. Tickets are collected in order, each once."""
+
+    def close(self) -> None:
+        """Stop all ranks; bounded in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLoad:
+    """One replica as a router sees it.
+
+    Attributes
+    ----------
+    running, waiting
+        Requests, those placed but not yet heard of counted as waiting.
+    kv_usage
+        Share of KV blocks in use, in [0, 1].
+    """
+
+    running: int
+    waiting: int
+    kv_usage: float
+
+
+@runtime_checkable
+class Router(Protocol):
+    """Chooses the replica for a request."""
+
+    def place(self, token_ids: Sequence[int], loads: Sequence[ReplicaLoad]) -> int:
+        """Index into `loads` of the replica that takes a request with this prompt."""
+
+
+@runtime_checkable
+class KVConnector(Protocol):
+    """Moves KV between engines: what one offers, another pulls."""
+
+    def offer(self, request_id: int, blocks: Sequence[int]) -> bytes | None:
+        """Make blocks available to another engine; returns a handle to send it, None to decline."""
+
+    def pull(self, handle: bytes, blocks: Sequence[int]) -> bool:
+        """Fill local blocks from a handle; False where there is nothing to pull."""
+
+    def release(self, request_id: int) -> None:
+        """Withdraw an offer."""

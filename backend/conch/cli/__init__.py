@@ -1,0 +1,1 @@
+"""The `conch` command."""

@@ -1,0 +1,1 @@
+"""Inside Triton's stub: tensors to requests, detokeniser, responder, metrics, engine client; supervisor."""

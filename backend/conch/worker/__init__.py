@@ -1,0 +1,1 @@
+"""What one rank does with a plan: batch builder, model runner, sampler, verification."""

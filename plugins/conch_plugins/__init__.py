@@ -1,0 +1,1 @@
+"""The built-in plugins, offered through the same door as anyone's."""
