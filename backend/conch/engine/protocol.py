@@ -8,7 +8,6 @@ The host sends `StartEngine` first and gets any number of `Progress`, then `Engi
 from __future__ import annotations
 
 from multiprocessing.connection import Connection
-from typing import Union
 
 import msgspec
 
