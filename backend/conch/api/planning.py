@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from conch.api.request import Request, Requests
 from conch.api.seams import KVManager, PrefixCache
 from conch.api.steps import Admission, Row, StepPlan
@@ -34,7 +36,7 @@ class PlanBuilder:
         self._kv = kv_manager
         self._cache = prefix_cache
         self._rows: dict[int, Row] = {}
-        self._admitted: list[Admission] = []
+        self._admitted: dict[int, Admission] = {}
         self._cached: dict[int, int] = {}
         self._preempted: list[int] = []
         self._copies: dict[int, list[tuple[int, int]]] = {}
@@ -62,7 +64,7 @@ class PlanBuilder:
         if update is None:
             return False
         count += len(drafts)
-        self._rows[request.id] = Row(request.id, start, count, samples, drafts, update.start, update.blocks)
+        self._add_row(request, Row(request.id, start, count, samples, drafts, update.start, update.blocks))
         self._copies[request.id] = list(update.copies)
         self.tokens_left -= count
         return True
@@ -87,12 +89,8 @@ class PlanBuilder:
             self._kv.release(request.id)
             return False
         samples = start + count == request.num_tokens
-        table = tuple(self._kv.blocks(request.id))
-        self._rows[request.id] = Row(request.id, start, count, samples, (), 0, table)
+        self._add_row(request, Row(request.id, start, count, samples, (), 0, ()))
         self._copies[request.id] = list(update.copies)
-        self._admitted.append(
-            Admission(request.id, tuple(request.token_ids), request.num_prompt, request.params, request.seed)
-        )
         self._cached[request.id] = start
         self.tokens_left -= count
         self.seats_left -= request.seats
@@ -105,6 +103,7 @@ class PlanBuilder:
         if row is not None:
             self.tokens_left += row.count
         self._copies.pop(request.id, None)
+        self._admitted.pop(request.id, None)
         self._kv.release(request.id)
         self._cache.forget(request.id)
         self._preempted.append(request.id)
@@ -116,9 +115,24 @@ class PlanBuilder:
             return None
         return StepPlan(
             rows=tuple(self._rows.values()),
-            admitted=tuple(self._admitted),
+            admitted=tuple(self._admitted.values()),
             cached=self._cached,
             preempted=tuple(self._preempted),
             finished=self._finished,
             copies=tuple(pair for pairs in self._copies.values() for pair in pairs),
         )
+
+    def _add_row(self, request: Request, row: Row) -> None:
+        """Keep a row; workers that do not know the request get it, and its block table, in full."""
+        if not request.is_known:
+            self._admitted[request.id] = Admission(
+                request.id,
+                tuple(request.token_ids),
+                request.num_prompt,
+                request.params,
+                request.seed,
+                request.limit,
+            )
+            table = tuple(self._kv.blocks(request.id))
+            row = msgspec.structs.replace(row, blocks_from=0, blocks=table)
+        self._rows[request.id] = row

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from conch.api.sampling import SamplingParams
@@ -14,7 +14,7 @@ from conch.api.sampling import SamplingParams
 class Request:
     """One choice of one client request, from its arrival to its last token.
 
-    The engine's request table is the only writer; schedulers, caches and drafters read. The rule of
+    The engine core is the only writer; schedulers, caches and drafters read. The rule of
     progress: a request is owed ``num_tokens - num_computed`` tokens, and a scheduler pays some. There
     is no prefill or decode phase: chunked prefill, prefix hits, speculation and preemption are all
     cases of that rule.
@@ -49,6 +49,8 @@ class Request:
         Guesses at the tokens after `token_ids`, to be verified by its next row.
     pending_forks
         Further choices to fork off once the prompt is computed; each reserves a seat.
+    is_known
+        Whether the workers hold its tokens and block table.
     """
 
     id: int
@@ -68,7 +70,8 @@ class Request:
     num_cached: int = 0
     num_preemptions: int = 0
     drafts: tuple[int, ...] = ()
-    pending_forks: tuple[int, ...] = field(default=())
+    pending_forks: tuple[int, ...] = ()
+    is_known: bool = False
 
     @property
     def num_tokens(self) -> int:

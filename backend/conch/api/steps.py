@@ -21,6 +21,8 @@ class Admission(msgspec.Struct, frozen=True, array_like=True):
         Leading tokens that came from the client.
     seed
         Key of its random draws.
+    limit
+        `token_ids` never grows past this many: what bounds drafts.
     """
 
     request_id: int
@@ -28,6 +30,7 @@ class Admission(msgspec.Struct, frozen=True, array_like=True):
     num_prompt: int
     params: SamplingParams
     seed: int
+    limit: int
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
@@ -69,7 +72,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     cached
         For each admitted id, tokens that the prefix cache already holds.
     preempted, finished
-        Requests that the workers forget before the step.
+        Requests that the workers forget before the step; ids that they do not know are ignored.
     copies
         ``(source, target)`` blocks copied before the step: the targets replace shared blocks.
     """
@@ -96,6 +99,13 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top: tuple[tuple[int, float], ...]
 
 
+class Failure(msgspec.Struct, frozen=True, array_like=True):
+    """A request ended by an error."""
+
+    code: ErrorCode
+    message: str
+
+
 class RowResult(msgspec.Struct, frozen=True, array_like=True):
     """What one row brought.
 
@@ -107,12 +117,15 @@ class RowResult(msgspec.Struct, frozen=True, array_like=True):
         Guesses for the request's next row.
     logprobs
         One entry for each of `token_ids` where the request asks for them, else None.
+    failure
+        Set where the row could not be computed (its logits are not numbers, say): ends that request only.
     """
 
     request_id: int
     token_ids: tuple[int, ...]
     drafts: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] | None = None
+    failure: Failure | None = None
 
 
 class StepResult(msgspec.Struct, frozen=True, array_like=True):
@@ -149,13 +162,6 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     queue_s: float
     ttft_s: float | None
     total_s: float
-
-
-class Failure(msgspec.Struct, frozen=True, array_like=True):
-    """A request ended by an error."""
-
-    code: ErrorCode
-    message: str
 
 
 class RequestOutput(msgspec.Struct, frozen=True, array_like=True):

@@ -137,8 +137,8 @@ class StepNews(msgspec.Struct, frozen=True, tag="news"):
     stats: EngineStats | None = None
 
 
-ToEngine = Union[StartEngine, AddRequest, CancelRequest, StopEngine]
-FromEngine = Union[Progress, EngineReady, EngineFailed, StepNews]
+ToEngine = StartEngine | AddRequest | CancelRequest | StopEngine
+FromEngine = Progress | EngineReady | EngineFailed | StepNews
 
 _encoder = msgspec.msgpack.Encoder()
 

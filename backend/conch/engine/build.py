@@ -1,0 +1,116 @@
+"""From a configuration to a running engine: plugins chosen, model loaded, parts put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from conch.api.config import EngineConfig
+from conch.api.context import BuildContext
+from conch.api.errors import PluginError
+from conch.api.seams import Worker
+from conch.engine.admission import Limits
+from conch.engine.catalogue import Catalogue
+from conch.engine.core import Engine, Parts
+from conch.engine.protocol import EngineReady
+from conch.worker.local import LocalWorker, Prepared, prepare
+
+ProgressCallback = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltEngine:
+    """An engine and what its clients need to know of it."""
+
+    engine: Engine
+    info: EngineReady
+
+
+def build_engine(config: EngineConfig, progress: ProgressCallback) -> BuiltEngine:
+    """Build an engine in this process.
+
+    Raises
+    ------
+    PluginError
+        A plugin is unknown, does not load, does not build, or does not fit the model.
+    CheckpointError
+        The model cannot be loaded.
+    """
+    catalogue = Catalogue.load()
+    prepared = prepare(config, progress)
+    context = BuildContext(_effective(config, prepared.spec.max_model_len), prepared.spec)
+    parts = _build_parts(catalogue, context, prepared, progress)
+    limits = _limits(context, parts)
+    return BuiltEngine(Engine(parts, limits, config.seed), _info(prepared, limits, parts))
+
+
+def _effective(config: EngineConfig, max_model_len: int) -> EngineConfig:
+    """Settle what depends on the model: without chunked prefill a step must hold the longest prompt."""
+    whole_prompt = 0 if config.enable_chunked_prefill else max_model_len
+    return msgspec.structs.replace(
+        config,
+        max_num_batched_tokens=max(config.max_num_batched_tokens, whole_prompt),
+        prefix_cache=config.prefix_cache if config.enable_prefix_caching else "none",
+        max_model_len=max_model_len,
+    )
+
+
+def _build_parts(
+    catalogue: Catalogue, context: BuildContext, prepared: Prepared, progress: ProgressCallback
+) -> Parts:
+    config = context.config
+    _check_kernel(catalogue, context)
+
+    def build_worker() -> Worker:
+        kernel = catalogue.build("attention_kernel", config.attention_kernel, context)
+        drafter = catalogue.build("drafter", config.drafter, context)
+        return LocalWorker(prepared, kernel, drafter, progress)
+
+    parallelism = catalogue.build(
+        "parallelism", config.parallelism, context.with_worker_factory(build_worker)
+    )
+    context = context.with_num_blocks(parallelism.num_blocks)
+    prefix_cache = catalogue.build("prefix_cache", config.prefix_cache, context)
+    context = context.with_prefix_cache(prefix_cache)
+    kv_manager = catalogue.build("kv_manager", config.kv_manager, context)
+    scheduler = catalogue.build("scheduler", config.scheduler, context.with_kv_manager(kv_manager))
+    return Parts(scheduler, kv_manager, prefix_cache, parallelism)
+
+
+def _check_kernel(catalogue: Catalogue, context: BuildContext) -> None:
+    name = context.config.attention_kernel
+    reasons = catalogue.factory("attention_kernel", name).unfit(context.model.attention)
+    if reasons:
+        raise PluginError(
+            f"attention_kernel {name!r} cannot serve {context.model.name}: {'; '.join(reasons)}. "
+            f"Installed: {', '.join(catalogue.names('attention_kernel'))}"
+        )
+
+
+def _limits(context: BuildContext, parts: Parts) -> Limits:
+    config, model = context.config, context.model
+    return Limits(
+        max_model_len=model.max_model_len,
+        pool_tokens=parts.kv_manager.num_blocks * parts.kv_manager.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_queue_size=config.max_queue_size,
+        queue_timeout_s=config.queue_timeout_s,
+        vocab_size=model.vocab_size,
+        eos_token_ids=model.eos_token_ids,
+    )
+
+
+def _info(prepared: Prepared, limits: Limits, parts: Parts) -> EngineReady:
+    return EngineReady(
+        model=prepared.spec.name,
+        model_folder=str(prepared.folder),
+        vocab_size=limits.vocab_size,
+        max_model_len=limits.max_model_len,
+        max_tokens_per_request=limits.max_tokens,
+        max_num_seqs=limits.max_num_seqs,
+        num_blocks=parts.kv_manager.num_blocks,
+        block_size=parts.kv_manager.block_size,
+        eos_token_ids=tuple(sorted(limits.eos_token_ids)),
+    )

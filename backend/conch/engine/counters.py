@@ -1,0 +1,39 @@
+"""What the engine counts about itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from conch.api.request import Request
+from conch.api.steps import Row, RowResult, StepPlan
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the engine started. The engine core is the only writer."""
+
+    steps: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    computed_tokens: int = 0
+    preemptions: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    drafts_proposed: int = 0
+    drafts_accepted: int = 0
+
+    def count_plan(self, plan: StepPlan, first_admissions: list[Request]) -> None:
+        """Count a plan that was submitted; `first_admissions` are requests that run for the first time."""
+        self.steps += 1
+        self.computed_tokens += plan.num_tokens
+        self.preemptions += len(plan.preempted)
+        for request in first_admissions:
+            self.prompt_tokens += request.num_prompt
+            self.prefix_queries += request.num_prompt
+            self.prefix_hits += request.num_cached
+
+    def count_row(self, row: Row, brought: RowResult, kept: int) -> None:
+        """Count a row that was committed, of whose new tokens `kept` were."""
+        self.generation_tokens += kept
+        self.drafts_proposed += len(row.drafts)
+        self.drafts_accepted += max(0, len(brought.token_ids) - 1)

@@ -1,0 +1,102 @@
+"""The engine as a process of its own: messages in, one message out for each step."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+import traceback
+
+from conch.engine.build import BuiltEngine, build_engine
+from conch.engine.core import Engine
+from conch.engine.protocol import (
+    AddRequest,
+    CancelRequest,
+    EngineEnd,
+    EngineFailed,
+    Progress,
+    StartEngine,
+    StepNews,
+    StopEngine,
+    ToEngine,
+)
+
+STATS_PERIOD_S = 0.05
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the thread that started it dies (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def serve(end: EngineEnd) -> None:
+    """Run an engine for the host at the other end, until it says stop or is gone."""
+    try:
+        start = end.receive()
+        if not isinstance(start, StartEngine):
+            raise TypeError(f"the first message must be StartEngine, not {type(start).__name__}")
+        built = build_engine(start.config, lambda stage, fraction: end.send(Progress(stage, fraction)))
+        end.send(built.info)
+        _Loop(end, built).run()
+    except (EOFError, ConnectionError):
+        return  # the host is gone, and so is everyone who waits for an answer
+    except Exception as error:
+        traceback.print_exc()
+        end.send(EngineFailed(f"{type(error).__name__}: {error}"))
+        sys.exit(1)
+
+
+class _Loop:
+    """Steps while there is work, sleeps in the kernel while there is none."""
+
+    def __init__(self, end: EngineEnd, built: BuiltEngine) -> None:
+        self._end = end
+        self._engine: Engine = built.engine
+        self._stats_due_s = 0.0
+        self._stopping = False
+
+    def run(self) -> None:
+        """Serve until told to stop."""
+        self._send_news()
+        while not self._stopping:
+            while self._end.has_message(0.0 if self._engine.has_work else None):
+                self._handle(self._end.receive())
+                if self._stopping:
+                    break
+            self._send_news()
+        self._engine.close()
+
+    def _handle(self, message: ToEngine) -> None:
+        match message:
+            case AddRequest():
+                self._engine.add(message)
+            case CancelRequest():
+                self._engine.cancel(message)
+            case StopEngine():
+                self._stopping = True
+            case StartEngine():
+                raise TypeError("the engine has been started already")
+
+    def _send_news(self) -> None:
+        """Take one step and tell the host; the last step before idling always carries the stats."""
+        outputs = tuple(self._engine.step())
+        now = time.monotonic()
+        wants_stats = now >= self._stats_due_s or not self._engine.has_work
+        if wants_stats:
+            self._stats_due_s = now + STATS_PERIOD_S
+        if outputs or wants_stats:
+            self._end.send(StepNews(outputs, self._engine.stats() if wants_stats else None))
+
+
+def main(fd: int) -> None:
+    """Serve on an inherited socket."""
+    from multiprocessing.connection import Connection
+
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the host decides
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    serve(EngineEnd(Connection(fd)))
