@@ -1,0 +1,1 @@
+"""One experiment in each module: ``measure(bench) -> dict``, honest, repeatable, and small enough to read."""
