@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from conch.cli.checks import Level, all_findings
@@ -27,7 +27,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def run(options: argparse.Namespace) -> int:
     """Print all findings; return 1 if one of them rules serving out."""
     findings = list(all_findings())
-    table = Table(box=None, show_header=False, pad_edge=False)
+    table = Table("", "", Column(overflow="fold"), box=None, show_header=False, pad_edge=False)
     for finding in findings:
         detail = Text(finding.detail)
         if finding.remedy:
