@@ -1,0 +1,106 @@
+"""Drawing tokens: temperature, min_p, top_k, top_p, then the inverse of the cumulative distribution.
+
+Letters: N rows, V vocabulary, C the likeliest tokens of a row that are looked at in order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+
+_HEAD = 256
+_MAX_HEAD = 4096
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DrawSettings:
+    """How each row draws. All [N], float64 but for `top_k` (int64).
+
+    Attributes
+    ----------
+    temperature
+        Greater than 0.
+    top_k
+        0 keeps all.
+    uniform
+        The random number in [0, 1) that decides.
+    """
+
+    temperature: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+    uniform: torch.Tensor
+
+    def select(self, rows: torch.Tensor) -> DrawSettings:
+        """Return the settings of some rows only."""
+        return DrawSettings(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+
+def draw(logits: torch.Tensor, settings: DrawSettings) -> torch.Tensor:
+    """Draw a token for each row of logits [N, V]; returns int64 [N].
+
+    The token is the first, in order of the vocabulary, at which the cumulative probability of the tokens kept
+    exceeds the row's random number. In fp64 and row by row, so a row's token does not depend on the others.
+    """
+    weights = kept_weights(logits, settings)
+    cumulative = weights.cumsum(dim=1)
+    total = cumulative[:, -1:]
+    target = settings.uniform[:, None] * total
+    target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cumulative, target, right=True).squeeze(1)
+
+
+def kept_weights(logits: torch.Tensor, settings: DrawSettings) -> torch.Tensor:
+    """Turn logits [N, V] into probabilities up to a factor, 0 for tokens filtered out: float64 [N, V]."""
+    shifted = (logits - logits.amax(dim=1, keepdim=True)).double()  # at most 0: no temperature overflows
+    weights = (shifted / settings.temperature[:, None]).exp_()
+    vocab_size = logits.shape[1]
+    limited = (settings.top_k > 0) & (settings.top_k < vocab_size)
+    some = torch.nonzero(limited | (settings.top_p < 1) | (settings.min_p > 0)).squeeze(1)
+    if len(some):
+        chosen = settings.select(some)
+        reach = int(torch.where(limited[some], chosen.top_k, 0).max())
+        head = vocab_size if reach > _MAX_HEAD else min(max(reach, _HEAD), vocab_size)
+        weights[some] = _filtered(weights[some], chosen, head)
+    return weights
+
+
+def _filtered(weights: torch.Tensor, settings: DrawSettings, head: int) -> torch.Tensor:
+    """Keep of weights [N, V], whose largest is 1, what min_p, then top_k, then top_p keep.
+
+    top_p is a share of what the other two left. Each keeps a number of likeliest tokens, so the smallest
+    number counts. Among equals the first in order of the vocabulary are kept. Only the `head` likeliest are
+    sorted; rows for which these do not settle it are done again with all.
+    """
+    vocab_size = weights.shape[1]
+    weights = weights * (weights >= settings.min_p[:, None])
+    top_k = torch.where(settings.top_k > 0, settings.top_k, vocab_size).clamp(max=vocab_size)
+    keep_all = (settings.top_p >= 1) & (top_k >= vocab_size)
+    if bool(keep_all.all()):
+        return weights
+    ordered = weights.topk(head, dim=1).values
+    cumulative = ordered.cumsum(dim=1)
+    within = top_k.clamp(max=head)[:, None] - 1
+    total = torch.where(top_k <= head, cumulative.gather(1, within).squeeze(1), weights.sum(dim=1))
+    enough = settings.top_p * total
+    count = (cumulative < enough[:, None]).sum(dim=1) + 1
+    count = torch.where(settings.top_p >= 1, top_k, torch.minimum(count, top_k))
+    kept = _keep_likeliest(weights, ordered, count.clamp(max=head))
+    kept = torch.where(keep_all[:, None], weights, kept)
+    again = torch.nonzero((count > head) & ~keep_all).squeeze(1)
+    if len(again):
+        kept[again] = _filtered(weights[again], settings.select(again), vocab_size)
+    return kept
+
+
+def _keep_likeliest(weights: torch.Tensor, ordered: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+    """Keep the `count` [N] likeliest of weights [N, V], whose likeliest [N, C] are `ordered`."""
+    least = ordered.gather(1, count[:, None] - 1)
+    above = weights > least
+    equal = weights == least
+    room = count[:, None] - above.sum(dim=1, keepdim=True)
+    if bool((equal.sum(dim=1, keepdim=True) > room).any()):
+        equal &= equal.cumsum(dim=1) <= room
+    return weights * (above | equal)

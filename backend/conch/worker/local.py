@@ -1,0 +1,183 @@
+"""One rank that holds the whole model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+
+import torch
+
+from conch.api import (
+    AttentionKernel,
+    DraftContext,
+    Drafter,
+    PluginError,
+    Row,
+    RowResult,
+    StepPlan,
+    StepResult,
+)
+from conch.model.attention import PagedStep
+from conch.model.loading import load_model
+from conch.worker.batch_builder import BatchBuilder
+from conch.worker.pool import allocate_pools, blocks_in, copy_blocks
+from conch.worker.prepare import Prepared
+from conch.worker.row_table import RowTable, TokenView
+from conch.worker.sampler import Sampled, Sampler
+from conch.worker.verification import accepted_count
+from conch.worker.warm_up import warm_up_plans
+
+Progress = Callable[[str, float], None]
+
+
+class LocalWorker:
+    """Does steps: `conch.api.Worker` in this process.
+
+    Parameters
+    ----------
+    prepared
+        The model.
+    kernel, drafter
+        The plugins in force.
+    progress
+        Told how far loading and warming up have come.
+
+    Raises
+    ------
+    PluginError
+        The kernel cannot serve the model.
+    CheckpointError
+        The weights do not fit the model.
+    ConfigError
+        Memory does not suffice.
+    """
+
+    def __init__(
+        self, prepared: Prepared, kernel: AttentionKernel, drafter: Drafter, progress: Progress
+    ) -> None:
+        config, spec = prepared.config, prepared.spec
+        reasons = kernel.unfit(spec.attention)
+        if reasons:
+            raise PluginError(f"attention kernel {config.attention_kernel!r}: {'; '.join(reasons)}")
+        self._device = torch.device(spec.attention.device)
+        if self._device.type == "cpu":
+            torch.set_num_threads(config.num_threads or _cores())
+        self._spec, self._config = spec, config
+        self._kernel, self._drafter = kernel, drafter
+        self._model = load_model(prepared.description, progress)
+        width = -(-spec.max_model_len // config.block_size)
+        self._table = RowTable(config.max_num_seqs, spec.max_model_len + 1, width)
+        self._builder = BatchBuilder(self._table, config.block_size, self._device)
+        self._sampler = Sampler(self._table, spec.eos_token_ids)
+        progress("warming up", 0.0)
+        self._pools = allocate_pools(spec, kernel, self._size_pool())
+        for plan in warm_up_plans(config, min(spec.max_model_len, self.num_blocks * config.block_size)):
+            self.execute(plan)
+        progress("warming up", 1.0)
+
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks in the pool."""
+        return self._pools[0].shape[1]
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Do the step."""
+        self._learn(plan)
+        if not plan.rows:
+            return StepResult(())
+        with torch.inference_mode():
+            copy_blocks(self._pools, plan.copies)
+            batch, wanted = self._builder.build(plan.rows)
+            step = PagedStep(self._kernel, self._kernel.plan(batch), self._pools)
+            logits = self._model.logits(batch, step)
+            sampled = self._sampler.sample(logits, wanted)
+        results = self._accept(plan.rows, sampled)
+        return StepResult(self._with_drafts(results))
+
+    def close(self) -> None:
+        """Free the device."""
+        self._pools = [pool.new_empty(2, 0) for pool in self._pools]
+        del self._model
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _learn(self, plan: StepPlan) -> None:
+        """Bring the row table up to date with the plan."""
+        table = self._table
+        gone = (*plan.preempted, *plan.finished)
+        if gone:
+            table.forget(gone)
+            self._drafter.forget(gone)
+        for admission in plan.admitted:
+            table.admit(admission)
+        for row in plan.rows:
+            at = table.row_of(row.request_id)
+            if row.blocks:
+                table.set_blocks(at, row.blocks_from, row.blocks)
+            if row.drafts:
+                table.put_drafts(at, row.drafts)
+
+    def _accept(self, rows: Sequence[Row], sampled: Sampled) -> list[RowResult]:
+        """Cut what was sampled at the first draft that was wrong, and remember the rest."""
+        results = []
+        first = 0
+        for row in rows:
+            if not row.samples:
+                results.append(RowResult(row.request_id, ()))
+                continue
+            width = 1 + len(row.drafts)
+            tokens = sampled.token_ids[first : first + width]
+            count = accepted_count(row.drafts, tokens)
+            accepted = tuple(tokens[:count])
+            self._table.append(self._table.row_of(row.request_id), accepted)
+            logprobs = (
+                tuple(sampled.logprobs[index] for index in range(first, first + count))
+                if first in sampled.logprobs
+                else None
+            )
+            results.append(RowResult(row.request_id, accepted, (), logprobs))
+            first += width
+        return results
+
+    def _with_drafts(self, results: list[RowResult]) -> tuple[RowResult, ...]:
+        """Ask the drafter what comes next in each row that sampled."""
+        table = self._table
+        sampled = [index for index, result in enumerate(results) if result.token_ids]
+        where = [table.row_of(results[index].request_id) for index in sampled]
+        context = DraftContext(
+            request_ids=[results[index].request_id for index in sampled],
+            token_ids=[TokenView(table.token_ids[row, : table.num_tokens[row]]) for row in where],
+            room=[self._room(row) for row in where],
+        )
+        for index, drafts in zip(sampled, self._drafter.propose(context), strict=True):
+            if drafts:
+                one = results[index]
+                results[index] = RowResult(one.request_id, one.token_ids, tuple(drafts), one.logprobs)
+        return tuple(results)
+
+    def _room(self, row: int) -> int:
+        """Return how many drafts could be of use: all but the last token before the limit."""
+        return max(0, int(self._table.limits[row] - self._table.num_tokens[row]) - 1)
+
+    def _size_pool(self) -> int:
+        """Return the number of blocks, measuring what a full step takes where the device is a GPU."""
+        config = self._config
+        if self._device.type == "cpu" or config.num_gpu_blocks_override:
+            return blocks_in(config, self._spec, self._kernel, config.kv_cache_memory_bytes)
+        tokens = min(config.max_num_batched_tokens, self._spec.max_model_len)
+        self._pools = allocate_pools(self._spec, self._kernel, -(-tokens // config.block_size))
+        torch.cuda.reset_peak_memory_stats(self._device)
+        for plan in warm_up_plans(config, tokens):
+            self.execute(plan)
+        taken = torch.cuda.max_memory_allocated(self._device) - sum(pool.nbytes for pool in self._pools)
+        self._pools = []
+        total = torch.cuda.get_device_properties(self._device).total_memory
+        free = int(total * config.gpu_memory_utilization) - taken
+        return blocks_in(config, self._spec, self._kernel, free)
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,58 @@
+"""How many KV blocks there are, and the tensors that hold them."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from conch.api import AttentionKernel, ConfigError, EngineConfig, ModelSpec
+
+MIB = 1 << 20
+
+
+def block_bytes(spec: ModelSpec, kernel: AttentionKernel) -> int:
+    """Bytes of one block over all layers."""
+    dtype = getattr(torch, spec.attention.dtype)
+    return math.prod(kernel.kv_shape(1)) * int(dtype.itemsize) * spec.num_layers
+
+
+def most_useful_blocks(config: EngineConfig, spec: ModelSpec) -> int:
+    """Blocks that as many requests as may run can fill to the context length."""
+    return config.max_num_seqs * -(-spec.max_model_len // config.block_size)
+
+
+def blocks_in(config: EngineConfig, spec: ModelSpec, kernel: AttentionKernel, free_bytes: int) -> int:
+    """Return the number of blocks: the override, else what fits into `free_bytes`; never more than is useful.
+
+    Raises
+    ------
+    ConfigError
+        Not one block fits.
+    """
+    each = block_bytes(spec, kernel)
+    fitting = config.num_gpu_blocks_override or free_bytes // each
+    if fitting < 1:
+        raise ConfigError(
+            f"no KV block fits: one of {config.block_size} tokens takes {each / MIB:.2f} MiB, and "
+            f"{max(free_bytes, 0) / MIB:.2f} MiB are left; raise kv_cache_memory_bytes "
+            "(or gpu_memory_utilization)"
+        )
+    return min(fitting, most_useful_blocks(config, spec))
+
+
+def allocate_pools(spec: ModelSpec, kernel: AttentionKernel, num_blocks: int) -> list[torch.Tensor]:
+    """Allocate one pool a layer, zeroed: a masked entry must still be a finite number."""
+    dtype, device = getattr(torch, spec.attention.dtype), torch.device(spec.attention.device)
+    shape = kernel.kv_shape(num_blocks)
+    return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(spec.num_layers)]
+
+
+def copy_blocks(pools: list[torch.Tensor], copies: tuple[tuple[int, int], ...]) -> None:
+    """Copy whole blocks, source to target, in every layer."""
+    if copies:
+        device = pools[0].device
+        sources = torch.tensor([source for source, _ in copies], device=device)
+        targets = torch.tensor([target for _, target in copies], device=device)
+        for pool in pools:
+            pool.index_copy_(1, targets, pool.index_select(1, sources))

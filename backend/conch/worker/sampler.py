@@ -1,0 +1,137 @@
+"""From logits to tokens, row by row as each request asks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from conch.api import ConchError, TokenLogprobs
+from conch.worker.batch_builder import LogitRows
+from conch.worker.drawing import DrawSettings, draw
+from conch.worker.logit_edits import edit_logits
+from conch.worker.philox import uniforms
+from conch.worker.row_table import RowTable
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sampled:
+    """A token for each of the L logit rows.
+
+    Attributes
+    ----------
+    token_ids
+        Length L.
+    logprobs
+        By logit row, for those whose request asks.
+    """
+
+    token_ids: list[int]
+    logprobs: dict[int, TokenLogprobs]
+
+
+class Sampler:
+    """Samples without state: all it needs is in the row table, and the random numbers are functions.
+
+    A batch of greedy requests pays for one pass over the logits, and nothing else.
+
+    Parameters
+    ----------
+    table
+        What is known of the requests.
+    eos_token_ids
+        Ids that `min_tokens` bans.
+    """
+
+    def __init__(self, table: RowTable, eos_token_ids: frozenset[int]) -> None:
+        self._table = table
+        self._eos_token_ids = eos_token_ids
+
+    def sample(self, logits: torch.Tensor, wanted: LogitRows) -> Sampled:
+        """Sample a token for each row of logits: float32 [L, V].
+
+        Raises
+        ------
+        ConchError
+            A row has no largest finite logit; the message names the request.
+        """
+        table = self._table
+        num_output = wanted.positions - table.num_prompt[wanted.rows]
+        edited = np.flatnonzero(table.is_edited[wanted.rows] | (num_output < table.min_tokens[wanted.rows]))
+        is_random = table.is_random[wanted.rows]
+        final = self._edited(logits, wanted, edited) if len(edited) else logits
+        best, likeliest = final.max(dim=1)
+        self._check(best, wanted)
+        if is_random.any():
+            likeliest = self._drawn(final, wanted, np.flatnonzero(is_random), likeliest)
+        reporting = np.flatnonzero(table.has_logprobs[wanted.rows])
+        logprobs = self._logprobs(logits, wanted, reporting, likeliest) if len(reporting) else {}
+        return Sampled(likeliest.tolist(), logprobs)
+
+    def _edited(self, logits: torch.Tensor, wanted: LogitRows, which: npt.NDArray[np.int64]) -> torch.Tensor:
+        final = logits.clone()
+        for index in which.tolist():
+            row, position = int(wanted.rows[index]), int(wanted.positions[index])
+            edit_logits(final[index], self._table, row, position, self._eos_token_ids)
+        return final
+
+    def _drawn(
+        self,
+        logits: torch.Tensor,
+        wanted: LogitRows,
+        which: npt.NDArray[np.int64],
+        likeliest: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return `likeliest` with the rows `which` drawn instead."""
+        table, rows = self._table, wanted.rows[which]
+        numbers = (
+            table.temperature[rows],
+            table.top_k[rows],
+            table.top_p[rows],
+            table.min_p[rows],
+            uniforms(table.seeds[rows], wanted.positions[which]),
+        )
+        settings = DrawSettings(*(torch.from_numpy(each).to(logits.device) for each in numbers))
+        if len(which) == len(wanted.rows):
+            return draw(logits, settings)
+        index = torch.from_numpy(which).to(logits.device)
+        return likeliest.index_copy(0, index, draw(logits[index], settings))
+
+    def _check(self, best: torch.Tensor, wanted: LogitRows) -> None:
+        finite = torch.isfinite(best)
+        if not bool(finite.all()):
+            index = int(torch.nonzero(~finite)[0])
+            row, position = wanted.rows[index], wanted.positions[index]
+            raise ConchError(
+                f"request {self._table.request_ids[row]}: the logits for position {position} are not finite "
+                f"(the largest is {float(best[index])})"
+            )
+
+    def _logprobs(
+        self,
+        logits: torch.Tensor,
+        wanted: LogitRows,
+        which: npt.NDArray[np.int64],
+        token_ids: torch.Tensor,
+    ) -> dict[int, TokenLogprobs]:
+        """Report the model's own distribution, before penalties, temperature and filters."""
+        index = torch.from_numpy(which).to(logits.device)
+        raw, chosen = logits[index], token_ids[index][:, None]
+        values = torch.log_softmax(raw, dim=1)
+        taken = values.gather(1, chosen).squeeze(1).tolist()
+        ranks = ((raw > raw.gather(1, chosen)).sum(dim=1) + 1).tolist()
+        counts = self._table.num_logprobs[wanted.rows[which]].tolist()
+        tops = values.topk(min(max(counts), values.shape[1]), dim=1)
+        top_ids, top_values = tops.indices.tolist(), tops.values.tolist()
+        chosen_ids = chosen.squeeze(1).tolist()
+        return {
+            int(at): TokenLogprobs(
+                chosen_ids[i],
+                taken[i],
+                ranks[i],
+                tuple(zip(top_ids[i][: counts[i]], top_values[i][: counts[i]], strict=True)),
+            )
+            for i, at in enumerate(which)
+        }
