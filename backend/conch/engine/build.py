@@ -15,7 +15,7 @@ from conch.engine.admission import Limits
 from conch.engine.catalogue import Catalogue
 from conch.engine.core import Engine, Parts
 from conch.engine.protocol import EngineReady
-from conch.worker.local import LocalWorker, Prepared, prepare
+from conch.worker import LocalWorker, Prepared, prepare
 
 ProgressCallback = Callable[[str, float], None]
 
