@@ -26,6 +26,7 @@ from rich.progress import Progress
 
 DRAIN_S = 5.0
 IDLE_WINDOW_S = 10.0
+MAX_VIOLATIONS = 20
 LIMITS = {
     "throughput_last_over_first": 0.8,
     "memory_growth_mb": 16.0,
@@ -154,7 +155,7 @@ def figures(
         "window_s": window,
         "tokens_per_s": {"first": round(first, 1), "last": round(last, 1)},
         "ended": dict(sorted(account.ended.items())),
-        "violations": account.violations,
+        "violations": dict(account.violations.most_common(MAX_VIOLATIONS)),
         "drained_s": drained_s,
         "before": vars(before),
         "after": vars(after),
@@ -202,8 +203,8 @@ def main() -> int:
     result = soak(arguments, errors)
     path = report.write("soak", {**result, **environment, "clients": arguments.clients}, arguments.output)
     output.print(report.headline_table("Soak", result["headline"], MEANING))
-    for violation in result["violations"]:
-        output.print(violation, markup=False)
+    for violation, count in result["violations"].items():
+        output.print(f"{count} x {violation}", markup=False)
     for check, holds in result["checks"].items():
         output.print(f"[{'green' if holds else 'red'}]{'ok    ' if holds else 'FAILED'}[/] {check}")
     output.print(f"written to {path}", markup=False, soft_wrap=True)

@@ -21,7 +21,6 @@ _INVALID: Sequence[dict[str, Any]] = (
     {"n": 0},
     {"no_such_key": 1},
 )
-MAX_VIOLATIONS_KEPT = 20
 
 
 @dataclass(frozen=True)
@@ -70,6 +69,8 @@ class Account:
 
     Attributes
     ----------
+    violations
+        What was wrong with how requests ended, and how often.
     tokens_by_second
         Tokens that arrived in each second since `began_s`.
     """
@@ -79,7 +80,7 @@ class Account:
     missing_finals: int = 0
     surplus_finals: int = 0
     after_final: int = 0
-    violations: list[str] = field(default_factory=list)
+    violations: Counter[str] = field(default_factory=Counter)
     tokens_by_second: Counter[int] = field(default_factory=Counter)
 
     def add(self, drawn: Drawn, trace: Trace) -> None:
@@ -91,8 +92,7 @@ class Account:
         self.surplus_finals += max(0, trace.num_finals - 1)
         self.after_final += trace.num_after_final
         for wrong in faults(drawn, trace):
-            if len(self.violations) < MAX_VIOLATIONS_KEPT:
-                self.violations.append(f"{drawn.kind} ({outcome(trace)}): {wrong}")
+            self.violations[f"{drawn.kind} ({outcome(trace)}): {wrong}"] += 1
 
     def tokens_per_s(self, from_s: int, to_s: int) -> float:
         """Return tokens a second over ``[from_s, to_s)``, seconds since the start."""

@@ -17,6 +17,7 @@ from typing import Any
 
 from loadgen.processes import end_family
 
+LOG_TAIL_LINES = 30
 PROGRAMS = Path(__file__).resolve().parents[1] / "in_process"
 
 
@@ -80,13 +81,16 @@ class Worker:
         finally:
             alarm.cancel()
         if not line:
-            self._log.seek(0)
-            tail = "".join(self._log.readlines()[-30:])
-            raise WorkerError(
-                f"{Path(self._command[1]).name} gave no answer (limit {timeout_s:.0f} s)\n{tail}"
-            )
+            raise WorkerError(self._why_silent(timeout_s))
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+    def _why_silent(self, timeout_s: float) -> str:
+        status = self._process.wait(timeout=5)
+        self._log.seek(0)
+        tail = "".join(self._log.readlines()[-LOG_TAIL_LINES:])
+        name = Path(self._command[1]).name
+        return f"{name} gave no answer and ended with {status} (limit {timeout_s:.0f} s)\n{tail}"
 
     def _stop(self) -> None:
         end_family(self._process.pid, grace_s=10)
