@@ -121,9 +121,15 @@ def tiny_checkpoint(family: str, *, seed: int = 0, tokenizer: str = "byte_level"
     return _made_once(name, lambda folder: _write(folder, family, seed, tokenizer, overrides))
 
 
-def _made_once(name: str, make) -> Path:
+def tiny_root() -> Path:
+    """Return the folder that holds what tests make once and keep."""
     root = Path(tempfile.gettempdir()) / f"conch-tiny-{os.getuid()}"
     root.mkdir(exist_ok=True)
+    return root
+
+
+def _made_once(name: str, make) -> Path:
+    root = tiny_root()
     target = root / name
     if not target.is_dir():
         scratch = Path(tempfile.mkdtemp(dir=root))

@@ -24,10 +24,15 @@ def silent(stage: str, fraction: float) -> None:
     pass
 
 
-def build_worker(folder: Path, drafter=None, **settings) -> LocalWorker:
-    """Build a worker over the torch kernel in fp32 on one thread."""
+def config_for(folder: Path | str, **settings) -> EngineConfig:
+    """Configure a small engine: fp32 on one thread, small blocks."""
     defaults = {"dtype": "float32", "num_threads": 1, "block_size": 4, "num_gpu_blocks_override": 400}
-    config = EngineConfig(model=str(folder), device="cpu", **{**defaults, **settings})
+    return EngineConfig(model=str(folder), device="cpu", **{**defaults, **settings})
+
+
+def build_worker(folder: Path, drafter=None, **settings) -> LocalWorker:
+    """Build a worker over the torch kernel."""
+    config = config_for(folder, **settings)
     prepared = prepare(config, silent)
     kernel = TorchPagedAttention(BuildContext(config, prepared.spec))
     return LocalWorker(prepared, kernel, drafter or NoDrafts(), silent)

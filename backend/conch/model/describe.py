@@ -168,7 +168,9 @@ def _build_on_meta(hf_config: Any, trust_remote_code: bool, dtype: torch.dtype) 
                 dtype=dtype,
             )
     except Exception as error:
-        raise CheckpointError(f"{hf_config.model_type} models cannot be served: {error}") from error
+        unknown = isinstance(error, KeyError) and error.args == (IMPLEMENTATION,)
+        why = "they do not use transformers' attention interface" if unknown else error
+        raise CheckpointError(f"{hf_config.model_type} models cannot be served: {why}") from error
     return model.eval()
 
 

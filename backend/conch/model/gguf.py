@@ -12,6 +12,7 @@ from conch.api import CheckpointError
 
 Metadata = Mapping[str, Any]
 _CONTROL_TOKEN = 3
+_UNREAD = ("tokenizer.ggml.merges", "tokenizer.ggml.scores")  # long, and of no use here
 
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|end_of_turn|>", "<|eom_id|>")
 """Control tokens that end an answer wherever a vocabulary has them."""
@@ -57,7 +58,7 @@ def convert_gguf(path: Path, folder: Path, progress: Any) -> None:  # noqa: ANN4
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """Read the key-value pairs of a GGUF file."""
+    """Read the key-value pairs of a GGUF file, but for merges and scores."""
     try:
         import gguf
 
@@ -68,7 +69,8 @@ def read_metadata(path: Path) -> dict[str, Any]:
             "or pip install gguf accelerate"
         ) from error
     try:
-        return {name: field.contents() for name, field in gguf.GGUFReader(path).fields.items()}
+        fields = gguf.GGUFReader(path).fields
+        return {name: field.contents() for name, field in fields.items() if name not in _UNREAD}
     except (ValueError, OSError, KeyError, IndexError) as error:
         raise CheckpointError(f"{path} is not a readable GGUF file: {error}") from error
 

@@ -45,6 +45,7 @@ def load_model(description: Description, progress: Progress) -> CausalModel:
             dtype=dtype,
             attn_implementation=IMPLEMENTATION,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # reported below, with the name
             local_files_only=True,
         )
     except (RuntimeError, ValueError) as error:
