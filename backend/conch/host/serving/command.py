@@ -16,8 +16,8 @@ import msgspec
 from conch.host.serving.errors import ServeError
 from conch.host.serving.folders import backend_directory
 from conch.host.serving.install import TritonInstall
+from conch.host.settings import SETTINGS_VARIABLE
 
-SETTINGS_VARIABLE = "CONCH_SET"
 EXIT_TIMEOUT_S = 10
 _DEFAULT_PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
 

@@ -1,0 +1,239 @@
+"""Owns the engine process: starts it, listens to it, and starts it again when it dies."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol
+
+from conch.api.config import EngineConfig
+from conch.api.errors import ConchError, ErrorCode, RequestError
+from conch.engine.protocol import (
+    EngineFailed,
+    EngineReady,
+    Progress,
+    StartEngine,
+    StepNews,
+    ToEngine,
+)
+from conch.host.engine_process import STOP_WITHIN_S, EngineProcess
+
+GIVEN_UP_AFTER = 3
+_CLOSE_MARGIN_S = 3.0
+
+
+class EngineEvents(Protocol):
+    """Who hears of the engine. Called from the client's thread; must not block."""
+
+    def news(self, news: StepNews) -> None:
+        """Take what one step brought."""
+
+    def engine_up(self, ready: EngineReady) -> None:
+        """Note that the engine serves, for the first time or again."""
+
+    def engine_down(self, error: RequestError) -> None:
+        """Note that the engine that served is gone; its requests are lost."""
+
+    def engine_given_up(self, reason: str) -> None:
+        """Note that the engine failed to start several times in a row; it is still tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pauses:
+    """Seconds between starts: doubled with each start that fails."""
+
+    first_s: float = 0.1
+    longest_s: float = 30.0
+
+
+class Session:
+    """The line to one engine process. Any thread may send."""
+
+    def __init__(self, process: EngineProcess) -> None:
+        self._process = process
+        self._lock = threading.Lock()
+
+    def send(self, message: ToEngine) -> None:
+        """Send one message.
+
+        Raises
+        ------
+        RequestError
+            That engine process is gone.
+        """
+        try:
+            with self._lock:
+                self._process.end.send(message)
+        except OSError:
+            raise unavailable("the engine has just died") from None
+
+    def close(self) -> None:
+        """Close the line to a process that has ended."""
+        with self._lock:
+            self._process.close_end()
+
+    def stop(self) -> None:
+        """End the process within a bounded time, even if it does not listen."""
+        if self._lock.acquire(timeout=STOP_WITHIN_S):
+            try:
+                self._process.ask_to_stop()
+            finally:
+                self._lock.release()
+        self._process.stop()
+
+
+class EngineClient:
+    """Keeps one engine running.
+
+    One thread starts the process, receives from it, and lives until it is gone: the process dies with the
+    thread that started it. While no engine serves, requests are refused at once as unavailable, which a
+    client can try again; nothing waits for an engine that may not come.
+
+    Parameters
+    ----------
+    config
+        What the engine is told.
+    events
+        Who hears of it.
+    command
+        How to start it.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        events: EngineEvents,
+        command: Sequence[str],
+        pauses: Pauses | None = None,
+    ) -> None:
+        self._config = config
+        self._events = events
+        self._command = tuple(command)
+        self._pauses = pauses or Pauses()
+        self._session: Session | None = None
+        self._starting: Session | None = None
+        self._closing = threading.Event()
+        self._told_progress = ("", 0)
+        self._first: Future[EngineReady] = Future()
+        self._thread = threading.Thread(target=self._supervise, name="conch-engine-client", daemon=True)
+
+    def start(self) -> EngineReady:
+        """Start the engine and wait until it serves.
+
+        Raises
+        ------
+        ConchError
+            It could not start; the message is its own.
+        """
+        self._thread.start()
+        return self._first.result()
+
+    def session(self) -> Session:
+        """Return the line to the engine that serves.
+
+        Raises
+        ------
+        RequestError
+            There is none at the moment.
+        """
+        session = self._session
+        if session is None:
+            raise unavailable(
+                "the model is stopping" if self._closing.is_set() else "the engine is restarting"
+            )
+        return session
+
+    def close(self) -> None:
+        """Stop the engine; returns within about `STOP_WITHIN_S`."""
+        self._closing.set()
+        session = self._starting
+        self._session = None
+        if session is not None:
+            session.stop()
+        if self._thread.is_alive():
+            self._thread.join(STOP_WITHIN_S + _CLOSE_MARGIN_S)
+
+    # -- the thread ---------------------------------------------------------------------------------
+
+    def _supervise(self) -> None:
+        failures = 0
+        pause_s = self._pauses.first_s
+        while not self._closing.is_set():
+            served, reason = self._run_once()
+            if self._closing.is_set():
+                break
+            if not self._first.done():
+                self._first.set_exception(ConchError(reason))
+                return
+            failures = 0 if served else failures + 1
+            pause_s = self._pauses.first_s if served else min(2 * pause_s, self._pauses.longest_s)
+            if failures == GIVEN_UP_AFTER:
+                self._events.engine_given_up(reason)
+            _say(f"the engine {reason}; starting it again in {pause_s:g} s")
+            self._closing.wait(pause_s)
+        if not self._first.done():
+            self._first.set_exception(ConchError("closed while the engine was starting"))
+
+    def _run_once(self) -> tuple[bool, str]:
+        """Run one engine process to its end; returns whether it served, and why it ended."""
+        try:
+            process = EngineProcess(self._command)
+        except OSError as error:
+            return False, f"could not be started: {error}"
+        self._starting = Session(process)
+        served = False
+        reason = ""
+        try:
+            self._starting.send(StartEngine(self._config))
+            if self._closing.is_set():
+                process.ask_to_stop()  # close() may have come before there was a session to stop
+            while not reason:
+                match message := process.end.receive():
+                    case StepNews():
+                        self._events.news(message)
+                    case EngineReady():
+                        served = True
+                        self._events.engine_up(message)
+                        self._session = None if self._closing.is_set() else self._starting
+                        if not self._first.done():
+                            self._first.set_result(message)
+                    case EngineFailed():
+                        reason = f"failed: {message.message}"
+                    case Progress():
+                        self._tell_progress(message)
+        except (EOFError, OSError, RequestError):
+            pass
+        except Exception as error:  # a message that cannot be read: nothing it says can be trusted
+            reason = f"sent what cannot be understood: {error}"
+        finally:
+            self._session = None
+            ended = process.reap()
+            self._starting.close()
+            self._starting = None
+        if served:
+            self._events.engine_down(self._why_down(reason or ended))
+        return served, reason or ended
+
+    def _tell_progress(self, progress: Progress) -> None:
+        """Log a stage's beginning, its end, and each quarter between."""
+        told = (progress.stage, int(progress.fraction * 4))
+        if told != self._told_progress:
+            self._told_progress = told
+            _say(f"{progress.stage} {progress.fraction:.0%}")
+
+    def _why_down(self, reason: str) -> RequestError:
+        if self._closing.is_set():
+            return unavailable("the model is stopping")
+        return RequestError(f"the engine {reason}", ErrorCode.INTERNAL)
+
+
+def unavailable(reason: str) -> RequestError:
+    """Return the error of a request that may be tried again."""
+    return RequestError(f"{reason}; try again later", ErrorCode.UNAVAILABLE)
+
+
+def _say(text: str) -> None:
+    print(f"conch: {text}", file=sys.stderr, flush=True)

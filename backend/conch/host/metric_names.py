@@ -1,0 +1,121 @@
+"""The metrics of a model, with vLLM's names under the prefix ``conch:``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from conch.engine.protocol import EngineStats
+
+PREFIX = "conch:"
+
+PROMPT_TOKENS = "request_prompt_tokens"
+GENERATION_TOKENS = "request_generation_tokens"
+QUEUE_TIME = "request_queue_time_seconds"
+TIME_TO_FIRST_TOKEN = "time_to_first_token_seconds"
+TIME_PER_OUTPUT_TOKEN = "time_per_output_token_seconds"
+LATENCY = "e2e_request_latency_seconds"
+
+SUCCESS = "request_success_total"
+FAILURE = "request_failure_total"
+CANCELLED = "request_cancelled_total"
+RESTARTS = "engine_restarts_total"
+
+RUNNING = "num_requests_running"
+WAITING = "num_requests_waiting"
+KV_USAGE = "kv_cache_usage_perc"
+KV_BLOCKS_USED = "kv_blocks_used"
+KV_BLOCKS_TOTAL = "kv_blocks_total"
+KV_TOKENS_USED = "kv_tokens_used"
+READY = "engine_ready"
+
+_LATENCY_BUCKETS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 1.5, 2.5, 5.0, 7.5, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0),
+)
+_TOKEN_TIME_BUCKETS = (
+    *(0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3),
+    *(0.5, 0.75, 1.0, 2.5),
+)
+_COUNT_BUCKETS = tuple(float(1 << power) for power in range(18))
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """A sum that only grows, split by the values of at most one label."""
+
+    description: str
+    label: str | None = None
+    values: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """A distribution over upper bounds of buckets."""
+
+    description: str
+    buckets: tuple[float, ...]
+
+
+COUNTERS = {
+    SUCCESS: Counter("Requests answered in full.", "finished_reason", ("stop", "length")),
+    FAILURE: Counter(
+        "Requests that ended with an error, the client's or ours.",
+        "reason",
+        ("invalid_argument", "unavailable", "timeout", "internal"),
+    ),
+    CANCELLED: Counter("Requests whose client left."),
+    RESTARTS: Counter("Times that the engine process was started again."),
+    "prompt_tokens_total": Counter("Prompt tokens of admitted requests."),
+    "generation_tokens_total": Counter("Tokens generated."),
+    "computed_tokens_total": Counter("Tokens that went through the model."),
+    "engine_steps_total": Counter("Steps of the engine."),
+    "num_preemptions_total": Counter("Times that a running request was sent back to wait."),
+    "prefix_cache_queries_total": Counter("Prompt tokens looked up in the prefix cache."),
+    "prefix_cache_hits_total": Counter("Prompt tokens found in the prefix cache."),
+    "spec_decode_num_draft_tokens_total": Counter("Tokens that the drafter proposed."),
+    "spec_decode_num_accepted_tokens_total": Counter("Proposed tokens that were accepted."),
+}
+
+FROM_STATS = {
+    "prompt_tokens_total": "prompt_tokens",
+    "generation_tokens_total": "generation_tokens",
+    "computed_tokens_total": "computed_tokens",
+    "engine_steps_total": "steps",
+    "num_preemptions_total": "preemptions",
+    "prefix_cache_queries_total": "prefix_queries",
+    "prefix_cache_hits_total": "prefix_hits",
+    "spec_decode_num_draft_tokens_total": "drafts_proposed",
+    "spec_decode_num_accepted_tokens_total": "drafts_accepted",
+}
+"""Counter to the field of `EngineStats` that it sums over the lives of all engine processes."""
+
+GAUGES = {
+    RUNNING: "Choices of requests that hold KV.",
+    WAITING: "Requests that wait.",
+    KV_USAGE: "Share of the KV pool that requests hold, 1 is all.",
+    KV_BLOCKS_USED: "KV blocks that requests hold.",
+    KV_BLOCKS_TOTAL: "KV blocks in the pool.",
+    KV_TOKENS_USED: "Tokens whose KV is held.",
+    READY: "Whether the engine serves.",
+}
+
+HISTOGRAMS = {
+    TIME_TO_FIRST_TOKEN: Histogram("From arrival to the first token.", _LATENCY_BUCKETS),
+    TIME_PER_OUTPUT_TOKEN: Histogram("Mean time between the tokens of one output.", _TOKEN_TIME_BUCKETS),
+    LATENCY: Histogram("From arrival to the end.", _LATENCY_BUCKETS),
+    QUEUE_TIME: Histogram("From arrival to the first step.", _LATENCY_BUCKETS),
+    PROMPT_TOKENS: Histogram("Tokens of a prompt.", _COUNT_BUCKETS),
+    GENERATION_TOKENS: Histogram("Tokens of an output.", _COUNT_BUCKETS),
+}
+
+
+def gauges_of(stats: EngineStats) -> dict[str, float]:
+    """Return the gauges that an engine's snapshot tells."""
+    return {
+        RUNNING: stats.running,
+        WAITING: stats.waiting,
+        KV_USAGE: stats.kv_blocks_used / stats.kv_blocks_total if stats.kv_blocks_total else 0.0,
+        KV_BLOCKS_USED: stats.kv_blocks_used,
+        KV_BLOCKS_TOTAL: stats.kv_blocks_total,
+        KV_TOKENS_USED: stats.kv_tokens_used,
+    }

@@ -1,0 +1,255 @@
+"""The one thread that owns the live requests and turns the engine's news into responses."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import sys
+import threading
+import traceback
+from dataclasses import dataclass
+
+from conch.api.errors import ErrorCode, RequestError
+from conch.api.steps import FinishReason, RequestOutput
+from conch.engine.protocol import CancelRequest, EngineReady, StepNews
+from conch.host.live import LiveRequest, LiveTable
+from conch.host.metrics import Accounts
+from conch.host.pb import PbUtils
+from conch.host.responses import ResponseWriter, send_error
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrived:
+    request: LiveRequest
+
+
+@dataclass(frozen=True, slots=True)
+class _ClientGone:
+    request_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    request_id: int
+    error: RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class _EngineUp:
+    ready: EngineReady
+
+
+@dataclass(frozen=True, slots=True)
+class _EngineDown:
+    error: RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class _Close:
+    error: RequestError
+
+
+_Event = _Arrived | _ClientGone | _Failed | _EngineUp | _EngineDown | _Close | StepNews
+
+
+class Responder:
+    """Sends every response of every admitted request, the last one exactly once.
+
+    Whatever happens to a request arrives here as an event, in order: its admission, the engine's news, the
+    client's leaving, the engine's death, the model's unloading. When it falls behind it merges the news that
+    has queued up into one response for each request.
+    """
+
+    def __init__(self, pb_utils: PbUtils, accounts: Accounts) -> None:
+        self._pb = pb_utils
+        self._accounts = accounts
+        self._writer: ResponseWriter | None = None
+        self._live = LiveTable()
+        self._departed: dict[int, int] = {}
+        self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="conch-responder", daemon=True)
+        self._thread.start()
+
+    @property
+    def live(self) -> LiveTable:
+        """The live requests, for the cancellation watcher to read."""
+        return self._live
+
+    # -- events, from any thread --------------------------------------------------------------------
+
+    def use(self, writer: ResponseWriter) -> None:
+        """Set what builds responses, before the first request."""
+        self._writer = writer
+
+    def admit(self, request: LiveRequest) -> None:
+        """Take a request in; must come before the engine hears of it."""
+        self._events.put(_Arrived(request))
+
+    def fail(self, request_id: int, error: RequestError) -> None:
+        """End a request with an error."""
+        self._events.put(_Failed(request_id, error))
+
+    def client_gone(self, request_id: int) -> None:
+        """End a request that nobody waits for any more."""
+        self._events.put(_ClientGone(request_id))
+
+    def news(self, news: StepNews) -> None:
+        """Take what one step of the engine brought."""
+        self._events.put(news)
+
+    def engine_up(self, ready: EngineReady) -> None:
+        """Note that the engine serves."""
+        self._events.put(_EngineUp(ready))
+
+    def engine_down(self, error: RequestError) -> None:
+        """End all requests: the engine that served them is gone."""
+        self._events.put(_EngineDown(error))
+
+    def close(self, error: RequestError, timeout_s: float) -> None:
+        """End all requests and the thread."""
+        self._events.put(_Close(error))
+        self._thread.join(timeout_s)
+
+    # -- the thread ---------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        is_open = True
+        while is_open:
+            try:
+                is_open = self._handle_batch()
+            except Exception:  # a fault of ours; the other requests go on
+                traceback.print_exc(file=sys.stderr)
+
+    def _handle_batch(self) -> bool:
+        """Handle all events that are there, waiting for one; False when told to close.
+
+        A function of its own, so that nothing here refers to a request while the thread sleeps.
+        """
+        touched: dict[int, None] = {}
+        is_open = True
+        event = self._events.get()
+        while True:
+            is_open = self._handle(event, touched) and is_open
+            if self._events.empty():
+                break
+            event = self._events.get()
+        for request_id in touched:
+            request = self._live.get(request_id)
+            if request is not None:
+                self._respond(request)
+        return is_open
+
+    def _handle(self, event: _Event, touched: dict[int, None]) -> bool:
+        match event:
+            case StepNews():
+                self._take_news(event, touched)
+            case _Arrived():
+                self._live.add(event.request)
+            case _ClientGone():
+                self._give_up(event.request_id)
+            case _Failed():
+                self._end_with(event.request_id, event.error)
+            case _EngineUp():
+                self._accounts.engine_up()
+            case _EngineDown():
+                self._accounts.engine_down()
+                self._departed.clear()
+                self._end_all(event.error)
+            case _Close():
+                self._end_all(event.error)
+                self._live.close()
+                return False
+        return True
+
+    def _take_news(self, news: StepNews, touched: dict[int, None]) -> None:
+        if news.stats is not None:
+            self._accounts.stats(news.stats)
+        for output in news.outputs:
+            request = self._live.get(output.request_id)
+            if request is None:
+                self._settle(output)
+                continue
+            try:
+                self._take(request, output)
+            except Exception:
+                traceback.print_exc(file=sys.stderr)
+                self._tell_engine(request, CancelRequest(request.id))
+                self._end_with(request.id, RequestError("its output could not be read", ErrorCode.INTERNAL))
+            else:
+                touched[request.id] = None
+
+    def _take(self, request: LiveRequest, output: RequestOutput) -> None:
+        if output.failure is not None:
+            self._end_with(request.id, RequestError(output.failure.message, output.failure.code))
+            return
+        if request.take(output):
+            self._tell_engine(request, CancelRequest(request.id, (output.choice,)))
+        if output.usage is not None:
+            self._accounts.usage(output.usage)
+
+    def _settle(self, output: RequestOutput) -> None:
+        """Take the engine's last word on a request that has been answered already."""
+        left = self._departed.get(output.request_id)
+        if left is None:
+            return
+        if output.usage is not None:
+            self._accounts.usage(output.usage)
+            left -= 1
+        if left == 0 or output.failure is not None:
+            del self._departed[output.request_id]
+        else:
+            self._departed[output.request_id] = left
+
+    def _respond(self, request: LiveRequest) -> None:
+        """Send what is new, if it is worth a response."""
+        assert self._writer is not None, "set before the first request"
+        if request.is_complete and request.was_cancelled:
+            self._end_with(request.id, RequestError("the request was cancelled", ErrorCode.CANCELLED))
+        elif request.is_complete:
+            self._live.pop(request.id)
+            self._note_departure(request)
+            reasons = {choice.finish_reason for choice in request.choices}
+            reason = FinishReason.LENGTH if FinishReason.LENGTH in reasons else FinishReason.STOP
+            self._accounts.succeeded(reason)
+            self._guarded_send(request, final=True)
+        elif request.stream and request.has_news:
+            self._guarded_send(request, final=False)
+
+    def _guarded_send(self, request: LiveRequest, *, final: bool) -> None:
+        """Send a response; what goes wrong with one client must not reach the others."""
+        assert self._writer is not None, "set before the first request"
+        try:
+            self._writer.send(request, final=final)
+        except Exception:
+            traceback.print_exc(file=sys.stderr)
+            if not final:
+                self._give_up(request.id)
+
+    def _give_up(self, request_id: int) -> None:
+        request = self._live.get(request_id)
+        if request is not None:
+            self._tell_engine(request, CancelRequest(request_id))
+            self._end_with(request_id, RequestError("the request was cancelled", ErrorCode.CANCELLED))
+
+    def _end_with(self, request_id: int, error: RequestError) -> None:
+        request = self._live.pop(request_id)
+        if request is None:
+            return
+        self._note_departure(request)
+        self._accounts.failed(error.code)
+        try:
+            send_error(self._pb, request.sender, error)
+        except Exception:
+            traceback.print_exc(file=sys.stderr)
+
+    def _end_all(self, error: RequestError) -> None:
+        for request_id in self._live.ids():
+            self._end_with(request_id, error)
+
+    def _note_departure(self, request: LiveRequest) -> None:
+        if request.unconfirmed:
+            self._departed[request.id] = request.unconfirmed
+
+    def _tell_engine(self, request: LiveRequest, message: CancelRequest) -> None:
+        with contextlib.suppress(RequestError):  # it is gone, which arrives here as an event of its own
+            request.session.send(message)
