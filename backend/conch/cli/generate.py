@@ -11,10 +11,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from conch.api.config import EngineConfig, parse_assignment, parse_config, resolve_model_reference
-from conch.api.errors import CheckpointError, ConfigError
+from conch.api.errors import ConfigError
 from conch.api.sampling import SamplingParams
 from conch.api.steps import Usage
 from conch.cli.common import add_model_options, model_reference, settings_from
+from conch.host.chat_template import load_chat_template
+from conch.host.choice import ChoiceFactory
+from conch.host.codec import TextCodec
+from conch.host.sampling_input import parse_sampling
 
 if TYPE_CHECKING:
     from conch.engine.local import LocalEngine
@@ -57,38 +61,31 @@ def run(options: argparse.Namespace) -> int:
         stages = _Stages(bar)
         engine = LocalEngine(config, stages.show)
     with engine:
-        usage = _stream(engine, _prompt_ids(engine.info.model_folder, options), params)
+        folder = Path(engine.info.model_folder)
+        codec = TextCodec.load(folder)
+        usage = _stream(engine, codec, _prompt_ids(folder, codec, options), params)
     _report(console, usage)
     return 0
 
 
 def sampling_from(options: argparse.Namespace) -> SamplingParams:
-    """Return the sampling options, validated.
+    """Return the sampling options, read as the server reads a request's.
 
     Raises
     ------
-    ConfigError
-        An unknown key or a value of the wrong type.
     RequestError
-        A value out of range.
+        An unknown key, or a value of the wrong type or out of range.
     """
     wanted: dict[str, Any] = {"max_tokens": _DEFAULT_MAX_TOKENS}
     wanted.update(parse_assignment(text) for text in options.sampling)
     for key in ("max_tokens", *_SHORTHANDS):
         value = getattr(options, key)
         if value is not None:
-            wanted.update([parse_assignment(f"{key}={value}")])
-    known = {field.name for field in msgspec.structs.fields(SamplingParams)}
-    if unknown := wanted.keys() - known:
-        raise ConfigError(f"unknown sampling key {min(unknown)!r}; known keys: {', '.join(sorted(known))}")
-    if wanted.get("n", 1) != 1:
+            wanted[key] = value
+    params = parse_sampling(wanted)
+    if params.n != 1:
         raise ConfigError("the terminal shows one answer: n must be 1")
-    if isinstance(wanted.get("stop"), str):
-        wanted["stop"] = [wanted["stop"]]
-    try:
-        return msgspec.convert(wanted, SamplingParams)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"sampling parameters: {error}") from error
+    return params
 
 
 def _config(options: argparse.Namespace) -> EngineConfig:
@@ -116,73 +113,26 @@ def _load_bar(console: Console) -> Progress:
     )
 
 
-def _prompt_ids(folder: str, options: argparse.Namespace) -> list[int]:
+def _prompt_ids(folder: Path, codec: TextCodec, options: argparse.Namespace) -> list[int]:
     if not (options.chat or options.system):
-        from tokenizers import Tokenizer
-
-        ids: list[int] = Tokenizer.from_file(str(Path(folder, "tokenizer.json"))).encode(options.prompt).ids
-        return ids
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    if tokenizer.chat_template is None:
-        raise CheckpointError(f"{folder} has no chat template; leave out --chat")
+        return codec.encode(options.prompt, add_special_tokens=True)
     messages = [{"role": "system", "content": options.system}] if options.system else []
     messages.append({"role": "user", "content": options.prompt})
-    encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
-    return list(encoded["input_ids"])
+    return codec.encode(load_chat_template(folder).render(messages), add_special_tokens=False)
 
 
-def _stream(engine: LocalEngine, token_ids: list[int], params: SamplingParams) -> Usage | None:
-    from tokenizers import Tokenizer
-    from tokenizers.decoders import DecodeStream
-
-    tokenizer = Tokenizer.from_file(str(Path(engine.info.model_folder, "tokenizer.json")))
-    decoder = DecodeStream(ids=token_ids, skip_special_tokens=params.skip_special_tokens)
-    text = StopText(params.stop)
-    usage = None
+def _stream(
+    engine: LocalEngine, codec: TextCodec, token_ids: list[int], params: SamplingParams
+) -> Usage | None:
+    choice = ChoiceFactory(params, codec).make()
     for output in engine.stream(token_ids, params):
-        pieces = (decoder.step(tokenizer, token_id) for token_id in output.token_ids)
-        print(text.feed("".join(filter(None, pieces))), end="", flush=True)
-        usage = output.usage or usage
-        if text.is_over:
+        choice.take(output)
+        print("".join(choice.text), end="", flush=True)
+        choice.clear()
+        if choice.finish_reason is not None:
             break
-    print(text.rest(), flush=True)
-    return usage
-
-
-class StopText:
-    """Cuts text before the first stop string, holding back what may become one.
-
-    Parameters
-    ----------
-    stops
-        The stop strings; none lets everything through at once.
-    """
-
-    def __init__(self, stops: tuple[str, ...]) -> None:
-        self._stops = stops
-        self._held = ""
-        self._longest = max(map(len, stops), default=1)
-        self.is_over = False
-
-    def feed(self, text: str) -> str:
-        """Add text and return what can be shown."""
-        held = self._held + text
-        found = [at for at in (held.find(stop) for stop in self._stops) if at >= 0]
-        if found:
-            self.is_over = True
-            self._held = ""
-            return held[: min(found)]
-        keep = self._longest - 1
-        shown = held[: len(held) - keep]
-        self._held = held[len(shown) :]
-        return shown
-
-    def rest(self) -> str:
-        """Return what was held back and did not become a stop string."""
-        held, self._held = self._held, ""
-        return held
+    print(flush=True)
+    return choice.usage
 
 
 def _report(console: Console, usage: Usage | None) -> None:
