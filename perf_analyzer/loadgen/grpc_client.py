@@ -31,12 +31,15 @@ class GenerateRequest:
     sampling
         Sent as JSON in `sampling_parameters`.
     input_ids
-        Sent besides the text where given; the server then takes them for the prompt.
+        The prompt as token ids; sent instead of the text where given.
+    return_ids
+        Whether the answer shall hold token ids.
     """
 
     text: str
     sampling: Mapping[str, Any] = field(default_factory=dict)
     input_ids: tuple[int, ...] | None = None
+    return_ids: bool = False
 
 
 def greedy(text: str, max_tokens: int) -> GenerateRequest:
@@ -105,12 +108,15 @@ class LoadClient:
 
     def _message(self, request: GenerateRequest) -> Any:  # noqa: ANN401 - generated without types
         message = service_pb2.ModelInferRequest(model_name=self._model)
-        _add_text(message, "text_input", request.text)
+        if request.input_ids is None:
+            _add_text(message, "text_input", request.text)
+        else:
+            _add_tensor(message, "input_ids", "INT64", np.array(request.input_ids, dtype=np.int64))
         _add_text(message, "sampling_parameters", json.dumps(dict(request.sampling)))
         for name in ("stream", *_RETURNS):
             _add_tensor(message, name, "BOOL", np.array([True]))
-        if request.input_ids is not None:
-            _add_tensor(message, "input_ids", "INT64", np.array(request.input_ids, dtype=np.int64))
+        if request.return_ids:
+            _add_tensor(message, "return_output_ids", "BOOL", np.array([True]))
         message.parameters["triton_enable_empty_final_response"].bool_param = True
         return message
 

@@ -85,13 +85,28 @@ def test_the_request_carries_the_tensors_of_the_vllm_backend():
         requests.append(request)
         yield response(final=True)
 
-    stream(script, GenerateRequest("hé", {"max_tokens": 2}, input_ids=(5, 6)))
+    stream(script, GenerateRequest("hé", {"max_tokens": 2}, return_ids=True))
     (request,) = requests
     sent = dict(zip([tensor.name for tensor in request.inputs], request.raw_input_contents, strict=True))
     assert sent["text_input"][4:].decode() == "hé"
     assert json.loads(sent["sampling_parameters"][4:]) == {"max_tokens": 2}
     assert sent["stream"] == b"\x01"
+    assert sent["return_output_ids"] == b"\x01"
+
+
+def test_token_ids_are_sent_instead_of_the_text():
+    requests = []
+
+    async def script(request):
+        requests.append(request)
+        yield response(final=True)
+
+    stream(script, GenerateRequest("unused", input_ids=(5, 6)))
+    sent = dict(
+        zip([tensor.name for tensor in requests[0].inputs], requests[0].raw_input_contents, strict=True)
+    )
     assert np.frombuffer(sent["input_ids"], np.int64).tolist() == [5, 6]
+    assert "text_input" not in sent
 
 
 def test_an_empty_final_response_is_a_final_and_no_arrival():
