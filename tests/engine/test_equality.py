@@ -49,12 +49,12 @@ def test_tiny_checkpoints(family, chunk, caching):
         num_threads=1,
         max_num_seqs=12,
         max_num_batched_tokens=chunk,
-        num_gpu_blocks_override=20,
+        num_gpu_blocks_override=12,
         enable_prefix_caching=caching,
     )
     rng = random.Random(family)
-    prompts = mixed_prompts(rng, 24, longest=150, vocab=200)
-    check_engine(config, prompts, [rng.randint(1, 40) for _ in prompts], caching)
+    prompts = mixed_prompts(rng, 24, longest=100, vocab=200)
+    check_engine(config, prompts, [rng.randint(10, 60) for _ in prompts], caching)
 
 
 def smollm2(chunk: int, caching: bool, num_blocks: int) -> EngineConfig:
@@ -71,9 +71,9 @@ def smollm2(chunk: int, caching: bool, num_blocks: int) -> EngineConfig:
 @pytest.mark.parametrize(("chunk", "caching"), [(16, True), (512, False)])
 def test_the_real_model(chunk, caching):
     rng = random.Random(chunk)
-    prompts = mixed_prompts(rng, 16, longest=300, vocab=49_000)
-    budgets = [rng.randint(1, 24) for _ in prompts]
-    check_engine(smollm2(chunk, caching, num_blocks=24), prompts, budgets, caching)
+    prompts = mixed_prompts(rng, 12, longest=200, vocab=49_000)
+    budgets = [rng.randint(8, 32) for _ in prompts]
+    check_engine(smollm2(chunk, caching, num_blocks=16), prompts, budgets, caching)
 
 
 @pytest.mark.slow

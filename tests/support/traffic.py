@@ -10,17 +10,13 @@ from conch.engine.local import LocalEngine
 
 
 def mixed_prompts(rng: random.Random, count: int, longest: int, vocab: int) -> list[list[int]]:
-    """Prompts of 1 to `longest` tokens, log-uniform in length; every third begins like the first."""
-    shared = [rng.randrange(vocab) for _ in range(longest)]
-    prompts = []
+    """Prompts of 1 to `longest` tokens, log-uniform in length; every second goes on like the one before it."""
+    prompts: list[list[int]] = []
     for index in range(count):
-        length = round(longest ** rng.random())
-        own = [rng.randrange(vocab) for _ in range(length)]
-        if index % 3 == 0:
-            own[: length // 2] = shared[: length // 2]
-        prompts.append(own)
-    prompts[0] = shared[:longest]
-    prompts[count // 2] = list(prompts[0])
+        own = [rng.randrange(vocab) for _ in range(round(longest ** rng.random()))]
+        before = prompts[-1] if index % 2 else []
+        prompts.append([*before, *own][:longest])
+    prompts[0] = [rng.randrange(vocab) for _ in range(longest)]
     return prompts
 
 
