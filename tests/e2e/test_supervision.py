@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import signal
-import socket
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,34 +12,13 @@ import psutil
 import pytest
 
 from support.counting_model import write_counting_model
-from support.server import RunningServer, are_gone, wait_until
+from support.server import RunningServer, are_gone, assert_nothing_left, wait_until
+from support.stream_client import StreamClient, assert_all_end, wait_until_streaming
 
 pytestmark = pytest.mark.e2e
 
 FOR_EVER = 100_000
 EXIT_TIMEOUT_S = 2
-
-
-class Client(threading.Thread):
-    """Streams from the counter until the stream ends, however it ends."""
-
-    def __init__(self, server: RunningServer, limit: int) -> None:
-        super().__init__(daemon=True)
-        self._server, self._limit = server, limit
-        self.events = 0
-        self.ended_at: float | None = None
-        self.start()
-
-    def run(self) -> None:
-        connection = http.client.HTTPConnection("localhost", self._server.ports["http"], timeout=60)
-        body = json.dumps({"text_input": str(self._limit)})
-        try:
-            connection.request("POST", "/v2/models/counter/generate_stream", body)
-            for line in connection.getresponse():
-                self.events += line.startswith(b"data:")
-        except (OSError, http.client.HTTPException):
-            pass
-        self.ended_at = time.monotonic()
 
 
 @pytest.fixture
@@ -54,25 +29,20 @@ def server(tmp_path: Path, server_log: Path) -> Iterator[RunningServer]:
         yield running
 
 
-def streaming_clients(server: RunningServer, count: int = 4) -> list[Client]:
-    clients = [Client(server, FOR_EVER) for _ in range(count)]
-    wait_until(lambda: all(client.events > 1 for client in clients), 10, "streams under way")
+def count(server: RunningServer, limit: int) -> StreamClient:
+    return StreamClient(server, "counter", {"text_input": str(limit)})
+
+
+def streaming_clients(server: RunningServer) -> list[StreamClient]:
+    clients = [count(server, FOR_EVER) for _ in range(4)]
+    wait_until_streaming(clients)
     return clients
 
 
 def assert_counts(server: RunningServer) -> None:
-    client = Client(server, 3)
+    client = count(server, 3)
     client.join(10)
-    assert client.events == 3
-
-
-def assert_nothing_left(server: RunningServer, family: list[psutil.Process], timeout_s: float) -> None:
-    wait_until(lambda: are_gone(family), timeout_s, "end of all processes")
-    wait_until(lambda: not server.shared_memory(), 2, "clean shared memory")
-    for port in server.ports.values():
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("", port))
+    assert client.text == "012"
 
 
 @pytest.mark.parametrize("victim", ["stub", "tritonserver"])
@@ -83,9 +53,7 @@ def test_death_ends_streams_at_once_and_is_repaired(server: RunningServer, victi
     killed_at = time.monotonic()
     target.kill()
     wait_until(lambda: not server.is_model_ready("counter"), 10, "readiness turning false")
-    for client in clients:
-        client.join(15)
-        assert client.ended_at is not None and client.ended_at - killed_at < 15
+    assert_all_end(clients, killed_at, 15)
     wait_until(server.is_ready, 30, "server that is ready again")
     assert_counts(server)
     assert are_gone(lost), "the old server's processes are still there"
@@ -103,18 +71,16 @@ def test_stop_while_streaming_is_bounded(server: RunningServer) -> None:
     clients = streaming_clients(server)
     family = server.family()
     assert server.stop(EXIT_TIMEOUT_S + 5) == 0
-    for client in clients:
-        client.join(1)
-        assert client.ended_at is not None, "a client was left hanging"
+    assert_all_end(clients, time.monotonic(), 1)
     assert_nothing_left(server, family, 1)
 
 
 def test_stop_lets_short_requests_finish(server: RunningServer) -> None:
-    client = Client(server, 20)
-    wait_until(lambda: client.events > 1, 10, "stream under way")
+    client = count(server, 20)
+    wait_until_streaming([client])
     assert server.stop(EXIT_TIMEOUT_S + 5) == 0
     client.join(1)
-    assert client.events == 20
+    assert client.text == "".join(map(str, range(20)))
 
 
 def test_second_signal_does_not_wait(server: RunningServer) -> None:
@@ -135,9 +101,7 @@ def test_killed_supervisor_takes_everything_with_it(server: RunningServer) -> No
     server.process.kill()
     server.process.wait()
     assert_nothing_left(server, family, 10)
-    for client in clients:
-        client.join(1)
-        assert client.ended_at is not None
+    assert_all_end(clients, time.monotonic(), 1)
 
 
 def test_supervisor_is_idle_when_nothing_happens(server: RunningServer) -> None:

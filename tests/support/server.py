@@ -177,3 +177,13 @@ def wait_until(condition: Callable[[], object], timeout_s: float, what: str) -> 
 def are_gone(processes: Sequence[psutil.Process]) -> bool:
     """Whether none of these runs any more; one that only waits to be reaped is gone."""
     return not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)
+
+
+def assert_nothing_left(server: RunningServer, family: list[psutil.Process], timeout_s: float) -> None:
+    """Wait until a server has gone with its processes and shared memory, and left its ports free."""
+    wait_until(lambda: are_gone(family), timeout_s, "end of all processes")
+    wait_until(lambda: not server.shared_memory(), 2, "clean shared memory")
+    for port in server.ports.values():
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("", port))
