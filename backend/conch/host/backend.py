@@ -55,6 +55,7 @@ class Backend:
         self._watcher = CancellationWatcher(self._responder.live, self._responder.client_gone)
         self._client = EngineClient(config, self, command)
         self._ids = itertools.count(1)
+        self._refusal: str | None = None
         self._codec: TextCodec
         self._reader: PromptReader
 
@@ -82,10 +83,16 @@ class Backend:
         for request in requests:
             self._admit(request)
 
+    def drain(self) -> None:
+        """End all requests now and refuse further ones: the server is shutting down."""
+        self._refusal = "the server is shutting down"
+        self._responder.end_all(unavailable(self._refusal))
+
     def close(self) -> None:
         """End all requests, the engine and the threads, within a bounded time."""
+        self._refusal = "the model is being unloaded"
         self._client.close()
-        self._responder.close(unavailable("the model is being unloaded"), _JOIN_WITHIN_S)
+        self._responder.close(unavailable(self._refusal), _JOIN_WITHIN_S)
         self._watcher.close(_JOIN_WITHIN_S)
         self._flusher.close(_JOIN_WITHIN_S)
         gc.collect()  # nothing of Triton's may outlive this
@@ -96,9 +103,9 @@ class Backend:
         """Hand on what one step brought."""
         self._responder.news(news)
 
-    def engine_up(self, ready: EngineReady) -> None:
+    def engine_up(self, session: Session) -> None:
         """Hand on that the engine serves."""
-        self._responder.engine_up(ready)
+        self._responder.engine_up(session)
 
     def engine_down(self, error: RequestError) -> None:
         """End all requests."""
@@ -117,7 +124,8 @@ class Backend:
     def _admit(self, request: InferenceRequest) -> None:
         sender = GuardedSender(request.get_response_sender())
         try:
-            session = self._client.session()
+            if self._refusal is not None:
+                raise unavailable(self._refusal)  # a kept exception would keep the request
             inputs = read_inputs(request)
             prompt = self._reader.read(inputs)
         except RequestError as error:
@@ -126,7 +134,7 @@ class Backend:
             traceback.print_exc(file=sys.stderr)
             self._refuse(sender, RequestError(f"{type(error).__name__}: {error}", ErrorCode.INTERNAL))
         else:
-            self._hand_over(sender, session, inputs, prompt)
+            self._hand_over(sender, inputs, prompt)
 
     def _refuse(self, sender: GuardedSender, error: RequestError) -> None:
         self._accounts.failed(error.code)
@@ -135,12 +143,12 @@ class Backend:
         except Exception:
             traceback.print_exc(file=sys.stderr)
 
-    def _hand_over(self, sender: GuardedSender, session: Session, inputs: Inputs, prompt: Prompt) -> None:
+    def _hand_over(self, sender: GuardedSender, inputs: Inputs, prompt: Prompt) -> None:
         factory = ChoiceFactory(inputs.params, self._codec)
         live = LiveRequest(
             id=next(self._ids),
             sender=sender,
-            session=session,
+            session=self._client.session,
             stream=inputs.stream,
             wants=inputs.wants,
             num_prompt=len(prompt.token_ids),
@@ -156,6 +164,10 @@ class Backend:
             cache_salt=inputs.cache_salt,
             timeout_s=inputs.timeout_s,
         )
+        session = live.session
+        if session is None:
+            self._responder.hold(live, message)
+            return
         self._responder.admit(live)
         try:
             session.send(message)

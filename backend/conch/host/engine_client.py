@@ -31,7 +31,7 @@ class EngineEvents(Protocol):
     def news(self, news: StepNews) -> None:
         """Take what one step brought."""
 
-    def engine_up(self, ready: EngineReady) -> None:
+    def engine_up(self, session: Session) -> None:
         """Note that the engine serves, for the first time or again."""
 
     def engine_down(self, error: RequestError) -> None:
@@ -89,8 +89,7 @@ class EngineClient:
     """Keeps one engine running.
 
     One thread starts the process, receives from it, and lives until it is gone: the process dies with the
-    thread that started it. While no engine serves, requests are refused at once as unavailable, which a
-    client can try again; nothing waits for an engine that may not come.
+    thread that started it.
 
     Parameters
     ----------
@@ -131,20 +130,10 @@ class EngineClient:
         self._thread.start()
         return self._first.result()
 
-    def session(self) -> Session:
-        """Return the line to the engine that serves.
-
-        Raises
-        ------
-        RequestError
-            There is none at the moment.
-        """
-        session = self._session
-        if session is None:
-            raise unavailable(
-                "the model is stopping" if self._closing.is_set() else "the engine is restarting"
-            )
-        return session
+    @property
+    def session(self) -> Session | None:
+        """The line to the engine that serves, None while it is being started again."""
+        return self._session
 
     def close(self) -> None:
         """Stop the engine; returns within about `STOP_WITHIN_S`."""
@@ -196,8 +185,8 @@ class EngineClient:
                         self._events.news(message)
                     case EngineReady():
                         served = True
-                        self._events.engine_up(message)
-                        self._session = None if self._closing.is_set() else self._starting
+                        self._session = self._starting
+                        self._events.engine_up(self._starting)
                         if not self._first.done():
                             self._first.set_result(message)
                     case EngineFailed():

@@ -24,14 +24,14 @@ class LiveRequest:
     sender
         Where its responses go. Kept nowhere else, because a model that is still referred to cannot unload.
     session
-        The engine process that serves it.
+        The engine process that serves it; None while it waits for one to come back.
     echo
         What its text begins with.
     """
 
     id: int
     sender: GuardedSender
-    session: Session
+    session: Session | None
     stream: bool
     wants: Wants
     num_prompt: int

@@ -14,12 +14,14 @@ from conch.host.backend import Backend
 from conch.host.engine_process import engine_command
 from conch.host.pb import InferenceRequest
 from conch.host.settings import settings_from_environment
+from conch.host.termination import TerminationWatch
 
 
 class TritonPythonModel:
     """One instance of a conch model."""
 
     _backend: Backend
+    _termination: TerminationWatch
 
     @staticmethod
     def auto_complete_config(auto_complete_model_config: tensors.ModelConfig) -> tensors.ModelConfig:
@@ -45,6 +47,7 @@ class TritonPythonModel:
             pb_utils, load_config(path, settings_from_environment()), labels, engine_command()
         )
         self._backend.start()
+        self._termination = TerminationWatch(self._backend.drain)
 
     def execute(self, requests: list[InferenceRequest]) -> None:
         """Admit requests. Their responses come through their senders, from another thread."""
@@ -52,4 +55,5 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         """Stop within a bounded time."""
+        self._termination.close()
         self._backend.close()

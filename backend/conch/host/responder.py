@@ -7,49 +7,30 @@ import queue
 import sys
 import threading
 import traceback
-from dataclasses import dataclass
 
 from conch.api.errors import ErrorCode, RequestError
 from conch.api.steps import FinishReason, RequestOutput
-from conch.engine.protocol import CancelRequest, EngineReady, StepNews
+from conch.engine.protocol import AddRequest, CancelRequest, StepNews
+from conch.host.engine_client import Session, unavailable
+from conch.host.events import (
+    Arrived,
+    ClientGone,
+    Close,
+    EndAll,
+    EngineDown,
+    EngineUp,
+    Event,
+    Failed,
+    Held,
+    OutOfPatience,
+)
 from conch.host.live import LiveRequest, LiveTable
 from conch.host.metrics import Accounts
+from conch.host.outage import Outage
 from conch.host.pb import PbUtils
 from conch.host.responses import ResponseWriter, send_error
 
-
-@dataclass(frozen=True, slots=True)
-class _Arrived:
-    request: LiveRequest
-
-
-@dataclass(frozen=True, slots=True)
-class _ClientGone:
-    request_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Failed:
-    request_id: int
-    error: RequestError
-
-
-@dataclass(frozen=True, slots=True)
-class _EngineUp:
-    ready: EngineReady
-
-
-@dataclass(frozen=True, slots=True)
-class _EngineDown:
-    error: RequestError
-
-
-@dataclass(frozen=True, slots=True)
-class _Close:
-    error: RequestError
-
-
-_Event = _Arrived | _ClientGone | _Failed | _EngineUp | _EngineDown | _Close | StepNews
+_CLIENT_LEFT = RequestError("the request was cancelled", ErrorCode.CANCELLED)
 
 
 class Responder:
@@ -66,7 +47,8 @@ class Responder:
         self._writer: ResponseWriter | None = None
         self._live = LiveTable()
         self._departed: dict[int, int] = {}
-        self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        self._outage = Outage(lambda: self._events.put(OutOfPatience()))
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="conch-responder", daemon=True)
         self._thread.start()
 
@@ -83,31 +65,39 @@ class Responder:
 
     def admit(self, request: LiveRequest) -> None:
         """Take a request in; must come before the engine hears of it."""
-        self._events.put(_Arrived(request))
+        self._events.put(Arrived(request))
 
     def fail(self, request_id: int, error: RequestError) -> None:
         """End a request with an error."""
-        self._events.put(_Failed(request_id, error))
+        self._events.put(Failed(request_id, error))
+
+    def hold(self, request: LiveRequest, message: AddRequest) -> None:
+        """Take a request in while no engine serves."""
+        self._events.put(Held(request, message))
 
     def client_gone(self, request_id: int) -> None:
         """End a request that nobody waits for any more."""
-        self._events.put(_ClientGone(request_id))
+        self._events.put(ClientGone(request_id))
 
     def news(self, news: StepNews) -> None:
         """Take what one step of the engine brought."""
         self._events.put(news)
 
-    def engine_up(self, ready: EngineReady) -> None:
+    def engine_up(self, session: Session) -> None:
         """Note that the engine serves."""
-        self._events.put(_EngineUp(ready))
+        self._events.put(EngineUp(session))
 
     def engine_down(self, error: RequestError) -> None:
         """End all requests: the engine that served them is gone."""
-        self._events.put(_EngineDown(error))
+        self._events.put(EngineDown(error))
+
+    def end_all(self, error: RequestError) -> None:
+        """End all requests."""
+        self._events.put(EndAll(error))
 
     def close(self, error: RequestError, timeout_s: float) -> None:
         """End all requests and the thread."""
-        self._events.put(_Close(error))
+        self._events.put(Close(error))
         self._thread.join(timeout_s)
 
     # -- the thread ---------------------------------------------------------------------------------
@@ -139,27 +129,56 @@ class Responder:
                 self._respond(request)
         return is_open
 
-    def _handle(self, event: _Event, touched: dict[int, None]) -> bool:
+    def _handle(self, event: Event, touched: dict[int, None]) -> bool:
         match event:
             case StepNews():
                 self._take_news(event, touched)
-            case _Arrived():
+            case Arrived():
                 self._live.add(event.request)
-            case _ClientGone():
-                self._give_up(event.request_id)
-            case _Failed():
+            case ClientGone():
+                self._give_up(event.request_id, _CLIENT_LEFT)
+            case Failed():
                 self._end_with(event.request_id, event.error)
-            case _EngineUp():
+            case Held():
+                self._live.add(event.request)
+                self._outage.hold(event.message)
+                self._serve_held()
+            case EngineUp():
                 self._accounts.engine_up()
-            case _EngineDown():
+                self._outage.end(event.session)
+                self._serve_held()
+            case EngineDown():
                 self._accounts.engine_down()
                 self._departed.clear()
                 self._end_all(event.error)
-            case _Close():
+                self._outage.begin()
+            case OutOfPatience():
+                self._outage.lose_patience()
+                self._serve_held()
+            case EndAll():
+                for request_id in self._live.ids():
+                    self._give_up(request_id, event.error)
+            case Close():
                 self._end_all(event.error)
+                self._outage.close()
                 self._live.close()
                 return False
         return True
+
+    def _serve_held(self) -> None:
+        """Send held requests to the engine that is back, or fail them when it has been away too long."""
+        session = self._outage.session
+        for message in self._outage.take_due():
+            request = self._live.get(message.request_id)
+            if request is None:
+                continue  # its client has left
+            try:
+                if session is None:
+                    raise unavailable("the engine is restarting")
+                request.session = session
+                session.send(message)
+            except RequestError as error:
+                self._end_with(request.id, error)
 
     def _take_news(self, news: StepNews, touched: dict[int, None]) -> None:
         if news.stats is not None:
@@ -204,7 +223,7 @@ class Responder:
         """Send what is new, if it is worth a response."""
         assert self._writer is not None, "set before the first request"
         if request.is_complete and request.was_cancelled:
-            self._end_with(request.id, RequestError("the request was cancelled", ErrorCode.CANCELLED))
+            self._end_with(request.id, _CLIENT_LEFT)
         elif request.is_complete:
             self._live.pop(request.id)
             self._note_departure(request)
@@ -223,13 +242,14 @@ class Responder:
         except Exception:
             traceback.print_exc(file=sys.stderr)
             if not final:
-                self._give_up(request.id)
+                self._give_up(request.id, _CLIENT_LEFT)
 
-    def _give_up(self, request_id: int) -> None:
+    def _give_up(self, request_id: int, error: RequestError) -> None:
+        """End a request that the engine still serves."""
         request = self._live.get(request_id)
         if request is not None:
             self._tell_engine(request, CancelRequest(request_id))
-            self._end_with(request_id, RequestError("the request was cancelled", ErrorCode.CANCELLED))
+            self._end_with(request_id, error)
 
     def _end_with(self, request_id: int, error: RequestError) -> None:
         request = self._live.pop(request_id)
@@ -251,5 +271,6 @@ class Responder:
             self._departed[request.id] = request.unconfirmed
 
     def _tell_engine(self, request: LiveRequest, message: CancelRequest) -> None:
-        with contextlib.suppress(RequestError):  # it is gone, which arrives here as an event of its own
-            request.session.send(message)
+        if request.session is not None:
+            with contextlib.suppress(RequestError):  # it is gone, which arrives here as an event of its own
+                request.session.send(message)

@@ -23,6 +23,7 @@ _STARTING_TICK_S = 0.1
 _SERVING_TICK_S = 0.5
 _REAPED_WITHIN_S = 0.4
 _GRACE_S = 3.0
+_LAST_WORDS_S = 2.0
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 _STEADY_AFTER_S = 60.0
@@ -137,8 +138,12 @@ class Supervisor:
     def _stop(self, process: ServerProcess, signals: SignalWatch) -> None:
         _say(f"stopping; requests in flight have {self._command.exit_timeout_s} s")
         process.request_stop()
-        deadline = time.monotonic() + self._command.exit_timeout_s + _GRACE_S
+        began = time.monotonic()
+        deadline = began + self._command.exit_timeout_s + _GRACE_S
+        end_requests_at = began + max(0.0, self._command.exit_timeout_s - _LAST_WORDS_S)
         while process.exit_code is None:
+            if time.monotonic() > end_requests_at:
+                process.end_requests()
             if time.monotonic() > deadline or signals.wait(_STARTING_TICK_S):
                 _say("not waiting any longer")
                 return

@@ -98,6 +98,13 @@ class ServerProcess:
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
 
+    def end_requests(self) -> None:
+        """Have conch models end the requests that are still in flight, each with an error to its client."""
+        for pid in self._children():
+            with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+                if "triton_python_backend_stub" in " ".join(psutil.Process(pid).cmdline()):
+                    os.kill(pid, signal.SIGTERM)
+
     def note_environment(self) -> None:
         """Find the folder that this server's Python backend made in /tmp; call once models are loaded."""
         new = set(_python_environments()) - self._environments_before

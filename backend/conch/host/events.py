@@ -1,0 +1,78 @@
+"""What can happen to live requests, in the words of the responder's queue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from conch.api.errors import RequestError
+from conch.engine.protocol import AddRequest, StepNews
+from conch.host.engine_client import Session
+from conch.host.live import LiveRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A request that the engine is about to hear of."""
+
+    request: LiveRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ClientGone:
+    """Nobody waits for a request any more."""
+
+    request_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A request could not be handed to the engine."""
+
+    request_id: int
+    error: RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A request that came while no engine serves."""
+
+    request: LiveRequest
+    message: AddRequest
+
+
+@dataclass(frozen=True, slots=True)
+class EngineUp:
+    """An engine serves."""
+
+    session: Session
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDown:
+    """The engine that served is gone."""
+
+    error: RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfPatience:
+    """The engine has been away too long for requests to wait for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndAll:
+    """The server shuts down."""
+
+    error: RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """The model is unloaded."""
+
+    error: RequestError
+
+
+Event = (
+    Arrived | Held | ClientGone | Failed | EngineUp | EngineDown | OutOfPatience | EndAll | Close | StepNews
+)
