@@ -146,10 +146,13 @@ def _dense(
         folded = query.reshape(num_rows, num_kv_heads, group, head_size)
         result = F.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=how.scale)
         return result.reshape(num_rows, num_heads, 1, -1)
-    key, value = (part.repeat_interleave(group, dim=1) if group > 1 else part for part in (key, value))
-    return F.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, is_causal=mask is None, scale=how.scale
+    # Longer rows come alone: their KV heads stand in for rows, and the heads of a group share them.
+    split = query.reshape(num_kv_heads, group, num_queries, head_size)
+    key, value = (part.transpose(0, 1).expand(-1, group, -1, -1) for part in (key, value))
+    result = F.scaled_dot_product_attention(
+        split, key, value, attn_mask=mask, is_causal=mask is None, scale=how.scale
     )
+    return result.reshape(1, num_heads, num_queries, -1)
 
 
 def _dense_fp32(

@@ -11,6 +11,7 @@ import torch
 
 _HEAD = 256
 _MAX_HEAD = 4096
+_WIDEN = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,10 +43,11 @@ def draw(logits: torch.Tensor, settings: DrawSettings) -> torch.Tensor:
     """Draw a token for each row of logits [N, V]; returns int64 [N].
 
     The token is the first, in order of the vocabulary, at which the cumulative probability of the tokens kept
-    exceeds the row's random number. In fp64 and row by row, so a row's token does not depend on the others.
+    exceeds the row's random number. Each row is summed by itself, in fp64, so its token does not depend on
+    the others and no token's share is lost to rounding.
     """
     weights = kept_weights(logits, settings)
-    cumulative = weights.cumsum(dim=1)
+    cumulative = weights.cumsum(dim=1, dtype=torch.float64)
     total = cumulative[:, -1:]
     target = settings.uniform[:, None] * total
     target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
@@ -53,9 +55,9 @@ def draw(logits: torch.Tensor, settings: DrawSettings) -> torch.Tensor:
 
 
 def kept_weights(logits: torch.Tensor, settings: DrawSettings) -> torch.Tensor:
-    """Turn logits [N, V] into probabilities up to a factor, 0 for tokens filtered out: float64 [N, V]."""
-    shifted = (logits - logits.amax(dim=1, keepdim=True)).double()  # at most 0: no temperature overflows
-    weights = (shifted / settings.temperature[:, None]).exp_()
+    """Turn logits [N, V] into probabilities up to a factor, 0 for tokens filtered out: float32 [N, V]."""
+    shifted = logits - logits.amax(dim=1, keepdim=True)  # at most 0: no temperature overflows
+    weights = shifted.div_(settings.temperature[:, None].float()).exp_()
     vocab_size = logits.shape[1]
     limited = (settings.top_k > 0) & (settings.top_k < vocab_size)
     some = torch.nonzero(limited | (settings.top_p < 1) | (settings.min_p > 0)).squeeze(1)
@@ -72,18 +74,20 @@ def _filtered(weights: torch.Tensor, settings: DrawSettings, head: int) -> torch
 
     top_p is a share of what the other two left. Each keeps a number of likeliest tokens, so the smallest
     number counts. Among equals the first in order of the vocabulary are kept. Only the `head` likeliest are
-    sorted; rows for which these do not settle it are done again with all.
+    sorted; rows for which these do not settle it are done again with more.
     """
     vocab_size = weights.shape[1]
-    weights = weights * (weights >= settings.min_p[:, None])
+    weights = weights * (weights >= settings.min_p[:, None].float())
     top_k = torch.where(settings.top_k > 0, settings.top_k, vocab_size).clamp(max=vocab_size)
     keep_all = (settings.top_p >= 1) & (top_k >= vocab_size)
     if bool(keep_all.all()):
         return weights
     ordered = weights.topk(head, dim=1).values
-    cumulative = ordered.cumsum(dim=1)
+    cumulative = ordered.cumsum(dim=1, dtype=torch.float64)
     within = top_k.clamp(max=head)[:, None] - 1
-    total = torch.where(top_k <= head, cumulative.gather(1, within).squeeze(1), weights.sum(dim=1))
+    total = torch.where(
+        top_k <= head, cumulative.gather(1, within).squeeze(1), weights.sum(dim=1, dtype=torch.float64)
+    )
     enough = settings.top_p * total
     count = (cumulative < enough[:, None]).sum(dim=1) + 1
     count = torch.where(settings.top_p >= 1, top_k, torch.minimum(count, top_k))
@@ -91,7 +95,8 @@ def _filtered(weights: torch.Tensor, settings: DrawSettings, head: int) -> torch
     kept = torch.where(keep_all[:, None], weights, kept)
     again = torch.nonzero((count > head) & ~keep_all).squeeze(1)
     if len(again):
-        kept[again] = _filtered(weights[again], settings.select(again), vocab_size)
+        wider = min(_WIDEN * head, vocab_size)
+        kept[again] = _filtered(weights[again], settings.select(again), wider)
     return kept
 
 

@@ -59,7 +59,7 @@ def edited(logits, params, position=NEXT):
 
 def probabilities(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
     settings = draw_settings(len(logits), temperature, top_k, top_p, min_p)
-    weights = kept_weights(logits, settings)
+    weights = kept_weights(logits, settings).double()
     return weights / weights.sum(dim=1, keepdim=True)
 
 
