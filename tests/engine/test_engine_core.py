@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from conch.api import ErrorCode, FinishReason, SamplingParams
 from conch.engine.protocol import AddRequest, CancelRequest
-from support.simulated import collect, expected, simulate
+from support.simulated import POISON, collect, expected, simulate
 
 
 def ask(request_id, prompt, **params):
@@ -204,6 +204,14 @@ def test_cancelling_frees_everything_wherever_the_request_is():
         [(1, 0), (2, 0), (3, 0), (3, 1)], FinishReason.CANCELLED
     )
     simulation.check_idle()
+
+
+def test_a_row_that_cannot_be_computed_fails_alone():
+    simulation = simulate()
+    outputs, failures = serve(simulation, ask(1, [POISON, 2]), ask(2, [2]), ask(3, [2, POISON], n=2))
+    assert failures.keys() == {1, 3}
+    assert failures[1].code is ErrorCode.INTERNAL
+    assert outputs[2, 0][0] == expected([2], 5)
 
 
 @pytest.mark.parametrize("right", [True, False])

@@ -12,6 +12,8 @@ from conch.api import (
     AttentionSpec,
     BuildContext,
     EngineConfig,
+    ErrorCode,
+    Failure,
     ModelSpec,
     RowResult,
     StepPlan,
@@ -24,6 +26,8 @@ from conch.engine.core import Engine, Parts
 VOCAB = 997
 EOS = 0
 EMPTY = None
+POISON = 996
+"""A prompt with this token makes the model's numbers infinite."""
 
 
 def next_token(tokens, seed=0):
@@ -31,7 +35,7 @@ def next_token(tokens, seed=0):
     value = 17 + seed
     for token in tokens:
         value = (value * 31 + token + 7) % 1_000_003
-    return 1 + value % (VOCAB - 1)
+    return 1 + value % (VOCAB - 2)
 
 
 def expected(prompt, count, seed=0):
@@ -82,6 +86,8 @@ class SimulatedWorker:
             self._pool[known.blocks[position // self._size]][position % self._size] = token
         if not row.samples:
             return RowResult(row.request_id, ())
+        if POISON in known.token_ids:
+            return RowResult(row.request_id, (), failure=Failure(ErrorCode.INTERNAL, "not finite"))
         new = []
         for length in range(row.start + row.count - len(row.drafts), row.start + row.count + 1):
             new.append(next_token(self._read(known, length), known.seed))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
+
 import msgspec
 
+from conch.api.context import BuildContext
 from conch.api.request import Request, Requests
 from conch.api.seams import KVManager, PrefixCache
 from conch.api.steps import Admission, Row, StepPlan
@@ -22,6 +26,8 @@ class PlanBuilder:
         Token budget of the step.
     max_seats
         Requests that may run at once.
+    split_prompts
+        Whether an admission may pay only a part of what is owed.
     """
 
     def __init__(
@@ -31,39 +37,79 @@ class PlanBuilder:
         prefix_cache: PrefixCache,
         max_tokens: int,
         max_seats: int,
+        split_prompts: bool = True,
     ) -> None:
         self._finished = tuple(requests.finished)
+        self._seated = list(requests.running)
         self._kv = kv_manager
         self._cache = prefix_cache
         self._rows: dict[int, Row] = {}
         self._admitted: dict[int, Admission] = {}
         self._cached: dict[int, int] = {}
-        self._preempted: list[int] = []
+        self._preempted: dict[int, None] = {}
         self._copies: dict[int, list[tuple[int, int]]] = {}
+        self._promised: int | None = None
+        self._split_prompts = split_prompts
         self.tokens_left = max_tokens
         self.seats_left = max_seats - sum(request.seats for request in requests.running)
+
+    @classmethod
+    def for_context(cls, context: BuildContext) -> Callable[[Requests], PlanBuilder]:
+        """Return what begins a plan within the configured limits.
+
+        Without chunked prefill the budget is raised to the context length, so that every prompt fits whole.
+        """
+        config = context.config
+        budget, split = config.max_num_batched_tokens, config.enable_chunked_prefill
+        return partial(
+            cls,
+            kv_manager=context.kv_manager,
+            prefix_cache=context.prefix_cache,
+            max_tokens=budget if split else max(budget, context.model.max_model_len),
+            max_seats=config.max_num_seqs,
+            split_prompts=split,
+        )
 
     @property
     def has_preempted(self) -> bool:
         """Whether this plan took blocks away from someone: a poor moment to admit anyone."""
         return bool(self._preempted)
 
-    def pay(self, request: Request, most: int | None = None) -> bool:
+    def pay_all(self, running: Sequence[Request]) -> None:
+        """Pay running requests in the order given: those owed one token first, then chunks of prompts.
+
+        While the pool is short the last of `running` is preempted, be it the very one that is to be paid.
+        """
+        victims = list(running)
+        decodes = [request for request in running if request.owed == 1]
+        for behind, request in zip(range(len(decodes) - 1, -1, -1), decodes, strict=True):
+            self._pay_or_preempt(request, victims, most_drafts=max(0, self.tokens_left - 1 - behind))
+        for request in running:
+            if request.owed > 1:
+                self._pay_or_preempt(request, victims, most_drafts=0)
+
+    def pay(self, request: Request, most: int | None = None, most_drafts: int | None = None) -> bool:
         """Give a running request a row of what it is owed, at most `most` tokens and the budget.
 
-        Drafts ride along when all owed tokens are paid and the budget has room. Returns False, with nothing
-        changed, when the KV pool cannot hold the row; True when there is nothing to pay.
+        Drafts ride along when all owed tokens are paid and budget, pool and the request's limit have room.
+        Returns False, with nothing changed, when the KV pool cannot hold the row; True when there is
+        nothing to pay.
         """
+        assert request.id not in self._rows, "a request has at most one row"
         owed, start = request.owed, request.num_computed
         count = min(owed, self.tokens_left, owed if most is None else most)
         if count <= 0:
             return True
         samples = count == owed
-        drafts = request.drafts[: self.tokens_left - count] if samples else ()
+        drafts = request.drafts[: self._room(request, count, most_drafts)] if samples else ()
         update = self._kv.grow(request.id, start, start + count + len(drafts))
+        if update is None and drafts:
+            drafts = ()
+            update = self._kv.grow(request.id, start, start + count)
         if update is None:
             return False
         count += len(drafts)
+        self._promised = None
         self._add_row(request, Row(request.id, start, count, samples, drafts, update.start, update.blocks))
         self._copies[request.id] = list(update.copies)
         self.tokens_left -= count
@@ -72,24 +118,27 @@ class PlanBuilder:
     def admit(self, request: Request, most: int | None = None) -> bool:
         """Let a waiting request run: take its cached prefix and pay its first row.
 
-        Asks that the pool can hold all that it is owed, not only the first chunk, so that an admission
-        does not force a preemption at once. Returns False, with nothing changed, when a seat, the budget
-        or the pool is short.
+        Asks that the pool can hold all that it and everyone who runs is owed, and the token that each
+        samples next, so that an admission does not force a preemption at once. Returns False, with
+        nothing changed, when a seat, the budget or the pool is short.
         """
         if request.seats > self.seats_left or self.tokens_left <= 0:
             return False
         blocks = self._cache.match(request)
         start = len(blocks) * self._kv.block_size
         self._kv.adopt(request.id, blocks)  # from here on the match cannot be evicted
-        needed = -(-request.num_tokens // self._kv.block_size) - len(blocks)
-        count = min(request.num_tokens - start, self.tokens_left)
-        count = count if most is None else min(count, most)
-        update = self._kv.grow(request.id, start, start + count) if needed <= self._kv.free_blocks else None
+        owed = request.num_tokens - start
+        count = min(owed, self.tokens_left, owed if most is None else most)
+        fits = self._blocks_short(request) <= self._kv.free_blocks - self._promised_blocks()
+        if count < owed and not self._split_prompts:
+            fits = False
+        update = self._kv.grow(request.id, start, start + count) if fits else None
         if update is None:
             self._kv.release(request.id)
             return False
-        samples = start + count == request.num_tokens
-        self._add_row(request, Row(request.id, start, count, samples, (), 0, ()))
+        self._seated.append(request)
+        self._promised = None
+        self._add_row(request, Row(request.id, start, count, count == owed, (), 0, ()))
         self._copies[request.id] = list(update.copies)
         self._cached[request.id] = start
         self.tokens_left -= count
@@ -106,7 +155,8 @@ class PlanBuilder:
         self._admitted.pop(request.id, None)
         self._kv.release(request.id)
         self._cache.forget(request.id)
-        self._preempted.append(request.id)
+        self._preempted[request.id] = None
+        self._promised = None
         self.seats_left += request.seats
 
     def build(self) -> StepPlan | None:
@@ -121,6 +171,27 @@ class PlanBuilder:
             finished=self._finished,
             copies=tuple(pair for pairs in self._copies.values() for pair in pairs),
         )
+
+    def _pay_or_preempt(self, request: Request, victims: list[Request], most_drafts: int) -> None:
+        while request.id not in self._preempted and not self.pay(request, most_drafts=most_drafts):
+            self.preempt(victims.pop())
+
+    def _room(self, request: Request, count: int, most_drafts: int | None) -> int:
+        """Drafts of use: each that is accepted is a token, and one more is sampled after them."""
+        room = min(self.tokens_left - count, request.limit - request.num_tokens - 1)
+        return max(0, room if most_drafts is None else min(room, most_drafts))
+
+    def _blocks_short(self, request: Request) -> int:
+        """Blocks that a request does not hold yet and needs until its next token is sampled and computed."""
+        tokens = max(request.num_tokens, min(request.num_tokens + 1, request.limit - 1))
+        return max(0, -(-tokens // self._kv.block_size) - len(self._kv.blocks(request.id)))
+
+    def _promised_blocks(self) -> int:
+        if self._promised is None:
+            self._promised = sum(
+                self._blocks_short(request) for request in self._seated if request.id not in self._preempted
+            )
+        return self._promised
 
     def _add_row(self, request: Request, row: Row) -> None:
         """Keep a row; workers that do not know the request get it, and its block table, in full."""

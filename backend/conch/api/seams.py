@@ -68,7 +68,8 @@ class KVManager(Protocol):
     def grow(self, request_id: int, start: int, end: int) -> BlockUpdate | None:
         """Make room for tokens ``[start, end)`` and make their blocks safe to write.
 
-        A block in that range which others hold too is replaced by a copy of its own (copy-on-write).
+        A block in that range which others hold too, or which the prefix cache holds, is replaced by a copy
+        of its own (copy-on-write). `BlockUpdate.copies` are made in order, before anything is written.
         Returns None, with nothing changed, when there are not enough free blocks. A request unknown so far
         begins with an empty table.
         """
@@ -106,6 +107,9 @@ class PrefixCache(Protocol):
 
     def forget(self, request_id: int) -> None:
         """Drop what was kept to make `insert` incremental; the cached blocks stay."""
+
+    def holds(self, block: int) -> bool:
+        """Whether the block is cached: it may be shared at any time, so it must not be written to."""
 
     def keep(self, block: int) -> bool:
         """Take over a block whose last user left: True if it is cached and now evictable."""

@@ -11,6 +11,8 @@ from conch.api import (
     AttentionKernel,
     DraftContext,
     Drafter,
+    ErrorCode,
+    Failure,
     PluginError,
     Row,
     RowResult,
@@ -126,6 +128,11 @@ class LocalWorker:
                 results.append(RowResult(row.request_id, ()))
                 continue
             width = 1 + len(row.drafts)
+            failure = _failure(sampled, range(first, first + width))
+            if failure is not None:
+                results.append(RowResult(row.request_id, (), failure=failure))
+                first += width
+                continue
             tokens = sampled.token_ids[first : first + width]
             count = accepted_count(row.drafts, tokens)
             accepted = tuple(tokens[:count])
@@ -174,6 +181,14 @@ class LocalWorker:
         total = torch.cuda.get_device_properties(self._device).total_memory
         free = int(total * config.gpu_memory_utilization) - taken
         return blocks_in(config, self._spec, self._kernel, free)
+
+
+def _failure(sampled: Sampled, logit_rows: range) -> Failure | None:
+    """Return why a row cannot go on: it has logits that are not numbers."""
+    worst = [sampled.broken[index] for index in logit_rows if index in sampled.broken]
+    if not worst:
+        return None
+    return Failure(ErrorCode.INTERNAL, f"the model's logits are not finite: the largest is {worst[0]}")
 
 
 def _cores() -> int:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from conch.api import ConchError, TokenLogprobs
+from conch.api import TokenLogprobs
 from conch.worker.batch_builder import LogitRows
 from conch.worker.drawing import DrawSettings, draw
 from conch.worker.logit_edits import edit_logits
@@ -26,10 +26,13 @@ class Sampled:
         Length L.
     logprobs
         By logit row, for those whose request asks.
+    broken
+        Logit rows whose largest logit is not finite, with that logit; their tokens mean nothing.
     """
 
     token_ids: list[int]
     logprobs: dict[int, TokenLogprobs]
+    broken: dict[int, float]
 
 
 class Sampler:
@@ -50,25 +53,21 @@ class Sampler:
         self._eos_token_ids = eos_token_ids
 
     def sample(self, logits: torch.Tensor, wanted: LogitRows) -> Sampled:
-        """Sample a token for each row of logits: float32 [L, V].
-
-        Raises
-        ------
-        ConchError
-            A row has no largest finite logit; the message names the request.
-        """
+        """Sample a token for each row of logits: float32 [L, V]."""
         table = self._table
         num_output = wanted.positions - table.num_prompt[wanted.rows]
         edited = np.flatnonzero(table.is_edited[wanted.rows] | (num_output < table.min_tokens[wanted.rows]))
         is_random = table.is_random[wanted.rows]
         final = self._edited(logits, wanted, edited) if len(edited) else logits
         best, likeliest = final.max(dim=1)
-        self._check(best, wanted)
+        broken = _broken(best)
+        if broken:
+            final = final.index_fill(0, torch.tensor(list(broken), device=final.device), 0.0)
         if is_random.any():
             likeliest = self._drawn(final, wanted, np.flatnonzero(is_random), likeliest)
         reporting = np.flatnonzero(table.has_logprobs[wanted.rows])
         logprobs = self._logprobs(logits, wanted, reporting, likeliest) if len(reporting) else {}
-        return Sampled(likeliest.tolist(), logprobs)
+        return Sampled(likeliest.tolist(), logprobs, broken)
 
     def _edited(self, logits: torch.Tensor, wanted: LogitRows, which: npt.NDArray[np.int64]) -> torch.Tensor:
         final = logits.clone()
@@ -99,16 +98,6 @@ class Sampler:
         index = torch.from_numpy(which).to(logits.device)
         return likeliest.index_copy(0, index, draw(logits[index], settings))
 
-    def _check(self, best: torch.Tensor, wanted: LogitRows) -> None:
-        finite = torch.isfinite(best)
-        if not bool(finite.all()):
-            index = int(torch.nonzero(~finite)[0])
-            row, position = wanted.rows[index], wanted.positions[index]
-            raise ConchError(
-                f"request {self._table.request_ids[row]}: the logits for position {position} are not finite "
-                f"(the largest is {float(best[index])})"
-            )
-
     def _logprobs(
         self,
         logits: torch.Tensor,
@@ -135,3 +124,11 @@ class Sampler:
             )
             for i, at in enumerate(which)
         }
+
+
+def _broken(best: torch.Tensor) -> dict[int, float]:
+    """Return the rows whose largest logit is not finite: float32 [L]."""
+    finite = torch.isfinite(best)
+    if bool(finite.all()):
+        return {}
+    return {index: float(best[index]) for index in torch.nonzero(~finite).flatten().tolist()}

@@ -15,7 +15,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from conch.api import Admission, ConchError, SamplingParams
+from conch.api import Admission, SamplingParams
 from conch.worker.batch_builder import LogitRows
 from conch.worker.drawing import DrawSettings, draw, kept_weights
 from conch.worker.logit_edits import edit_logits
@@ -324,8 +324,10 @@ def test_greedy_batches_pay_for_nothing_else(monkeypatch):
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("params", [SamplingParams(temperature=0.0), SamplingParams()])
-def test_numbers_that_are_none_name_their_request(bad, params):
+def test_numbers_that_are_none_are_told_and_harm_no_neighbour(bad, params):
     logits = random_logits(3, VOCAB)
+    healthy = sample(logits, params, params, params).token_ids
     logits[1, 17] = bad
-    with pytest.raises(ConchError, match="request 1"):
-        sample(logits, params, params, params)
+    sampled = sample(logits, params, params, params)
+    assert sampled.broken.keys() == {1}
+    assert [sampled.token_ids[index] for index in (0, 2)] == [healthy[index] for index in (0, 2)]
