@@ -10,7 +10,7 @@ from conch.engine.local import LocalEngine
 
 
 def mixed_prompts(rng: random.Random, count: int, longest: int, vocab: int) -> list[list[int]]:
-    """Prompts of 1 to `longest` tokens, log-uniform in length; every second goes on like the one before it."""
+    """Prompts of 1 to `longest` tokens, log-uniform in length; every second goes on like the one before."""
     prompts: list[list[int]] = []
     for index in range(count):
         own = [rng.randrange(vocab) for _ in range(round(longest ** rng.random()))]

@@ -61,7 +61,7 @@ def conch_prefix_caches() -> Mapping[str, Callable[[BuildContext], PrefixCache]]
 def conch_attention_kernels() -> Mapping[str, Callable[[BuildContext], AttentionKernel]]:
     """Attention kernels, chosen by the key `attention_kernel`. Built in every worker.
 
-    The factory should have an attribute ``unfit`` with the kernel's `AttentionKernel.unfit` (a class has).
+    The factory must have an attribute ``unfit`` with the kernel's `AttentionKernel.unfit` (a class has).
     """
     raise NotImplementedError
 

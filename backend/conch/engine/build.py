@@ -81,7 +81,10 @@ def _build_parts(
 
 def _check_kernel(catalogue: Catalogue, context: BuildContext) -> None:
     name = context.config.attention_kernel
-    reasons = catalogue.factory("attention_kernel", name).unfit(context.model.attention)
+    unfit = getattr(catalogue.factory("attention_kernel", name), "unfit", None)
+    if unfit is None:
+        raise PluginError(f"attention_kernel {name!r}: its factory has no `unfit`")
+    reasons = unfit(context.model.attention)
     if reasons:
         raise PluginError(
             f"attention_kernel {name!r} cannot serve {context.model.name}: {'; '.join(reasons)}. "
