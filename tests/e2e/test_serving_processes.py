@@ -94,6 +94,7 @@ def test_stop_is_bounded_and_leaves_nothing(server: RunningServer, state: str) -
     assert len(family) >= 4, "supervisor, server, stub and engine should be there"
     assert server.stop(EXIT_TIMEOUT_S + 5) == 0
     assert_all_end(clients, time.monotonic(), 1)
+    assert all("error" in client.events[-1] for client in clients), "an end without a word"
     assert_nothing_left(server, family, 1)
 
 

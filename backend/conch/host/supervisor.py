@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from conch.host.serving.command import ServerCommand
+from conch.host.serving.command import LAST_WORDS_S, ServerCommand
 from conch.host.serving.errors import ServeError
 from conch.host.serving.health import HealthClient, ModelState
 from conch.host.serving.process import ServerProcess
@@ -22,8 +22,7 @@ from conch.host.serving.signals import SignalWatch
 _STARTING_TICK_S = 0.1
 _SERVING_TICK_S = 0.5
 _REAPED_WITHIN_S = 0.4
-_GRACE_S = 3.0
-_LAST_WORDS_S = 2.0
+_KILL_MARGIN_S = 1.0
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 _STEADY_AFTER_S = 60.0
@@ -138,15 +137,16 @@ class Supervisor:
     def _stop(self, process: ServerProcess, signals: SignalWatch) -> None:
         _say(f"stopping; requests in flight have {self._command.exit_timeout_s} s")
         process.request_stop()
-        began = time.monotonic()
-        deadline = began + self._command.exit_timeout_s + _GRACE_S
-        end_requests_at = began + max(0.0, self._command.exit_timeout_s - _LAST_WORDS_S)
-        while process.exit_code is None:
-            if time.monotonic() > end_requests_at:
-                process.end_requests()
-            if time.monotonic() > deadline or signals.wait(_STARTING_TICK_S):
-                _say("not waiting any longer")
-                return
+        patience = (
+            (self._command.exit_timeout_s, process.end_requests),
+            (LAST_WORDS_S + _KILL_MARGIN_S, lambda: _say("not waiting any longer")),
+        )
+        for seconds, give_up in patience:
+            deadline = time.monotonic() + seconds
+            while time.monotonic() < deadline:
+                if process.exit_code is not None or signals.wait(_STARTING_TICK_S):
+                    return
+            give_up()
 
 
 def _describe_exit(code: int) -> str:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from conch.host.serving.command import SETTINGS_VARIABLE, Endpoints, ServerFlags, build_command
+from conch.host.serving.command import LAST_WORDS_S, Endpoints, ServerFlags, build_command
 from conch.host.serving.errors import ServeError
 from conch.host.serving.folders import ENTRY, backend_directory, model_repository
 from conch.host.serving.install import PYTHON_BACKEND_FILES, STUB_NAME, TritonInstall, find_triton
 from conch.host.serving.repository import ModelEntry, find_configs, write_model
+from conch.host.settings import SETTINGS_VARIABLE
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +84,7 @@ def test_command_keeps_arguments_whole(install: TritonInstall, tmp_path: Path) -
     flags = ServerFlags.parse(["--log-verbose=1", "--exit-timeout-secs", "3"])
     command = build_command(install, [repository], flags, {"block_size": 8, "model": "x"})
     assert f"--model-repository={repository}" in command.arguments
-    assert {"--log-verbose=1", "--exit-timeout-secs=3"} <= set(command.arguments)
+    assert {"--log-verbose=1", f"--exit-timeout-secs={3 + LAST_WORDS_S}"} <= set(command.arguments)
     assert command.exit_timeout_s == 3
     assert json.loads(command.environment[SETTINGS_VARIABLE]) == {"block_size": 8, "model": "x"}
     assert command.environment["LC_ALL"] == "C.UTF-8"

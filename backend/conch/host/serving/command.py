@@ -19,6 +19,9 @@ from conch.host.serving.install import TritonInstall
 from conch.host.settings import SETTINGS_VARIABLE
 
 EXIT_TIMEOUT_S = 10
+LAST_WORDS_S = 3
+"""What tritonserver gets on top of the exit timeout, for ending the requests that did not finish in it."""
+
 _DEFAULT_PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
 
 
@@ -138,7 +141,7 @@ class ServerCommand:
     arguments
         Executable and arguments, without the shared-memory prefix, which differs from start to start.
     exit_timeout_s
-        Seconds that requests in flight are given when the server stops.
+        Seconds that requests in flight are given when the server stops; then they end with an error.
     tolerates_failed_models
         Whether to go on serving when a model does not load.
     """
@@ -166,7 +169,7 @@ def build_command(
     ours = {
         "model-repository": tuple(str(path.resolve()) for path in repositories),
         "backend-directory": (str(backend_directory(install)),),
-        "exit-timeout-secs": (str(exit_timeout_s),),
+        "exit-timeout-secs": (str(exit_timeout_s + LAST_WORDS_S),),
         # The server stays up when a model fails, so that we can ask it for the reason; then we stop it.
         "exit-on-error": ("false",),
     }
