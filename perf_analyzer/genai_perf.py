@@ -49,8 +49,9 @@ def environment(binary: PerfAnalyzer, folder: Path) -> dict[str, str]:
     genai-perf runs perf_analyzer by name; its own programs must not see the libraries that it needs.
     """
     script = folder / "perf_analyzer"
-    libraries = shlex.quote(binary.environment.get("LD_LIBRARY_PATH", ""))
-    script.write_text(f'#!/bin/sh\nLD_LIBRARY_PATH={libraries} exec {shlex.quote(str(binary.path))} "$@"\n')
+    kept = ("LD_LIBRARY_PATH", "GLIBC_TUNABLES")
+    settings = " ".join(f"{key}={shlex.quote(binary.environment.get(key, ''))}" for key in kept)
+    script.write_text(f'#!/bin/sh\n{settings} exec {shlex.quote(str(binary.path))} "$@"\n')
     script.chmod(0o755)
     paths = [str(folder), str(HOME / "bin"), os.environ.get("PATH", os.defpath)]
     return {**os.environ, "PATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}

@@ -18,11 +18,17 @@ OUTPUT_TOKENS = 128
 
 
 def measure(bench: Bench) -> dict[str, Any]:
-    """Serve fixed-length requests, `concurrency` at a time; each prompt is sent once."""
+    """Serve fixed-length requests, `concurrency` at a time.
+
+    The prompts are new, and the prefix cache is off for the case that a level is sent again.
+    """
     binary = find_or_install()
     output_tokens = 8 if bench.quick else OUTPUT_TOKENS
     levels = {}
-    with bench.server() as server, bench.steps("perf_analyzer at 1, 4, 16", len(CONCURRENCIES)) as done:
+    with (
+        bench.server(enable_prefix_caching=False) as server,
+        bench.steps("perf_analyzer at 1, 4, 16", len(CONCURRENCIES)) as done,
+    ):
         perf_runs.run(binary, server.grpc_url, [greedy(prompt(64, 0), 8)] * 2, 1, model=bench.model_name)
         for concurrency in CONCURRENCIES:
             count = concurrency if bench.quick else max(8, 4 * concurrency)

@@ -21,6 +21,8 @@ CONCURRENCY = 16
 PROMPT_TOKENS = 64
 OUTPUT_TOKENS = 128
 ROUNDS = 3
+# All prompts are new; were a round sent again, see `perf_runs.run`, it must find nothing of them in a cache.
+SETTINGS = {"enable_prefix_caching": False}
 
 
 def measure(bench: Bench) -> dict[str, Any]:
@@ -30,8 +32,8 @@ def measure(bench: Bench) -> dict[str, Any]:
     tokens = 8 if bench.quick else OUTPUT_TOKENS
     rates: dict[str, list[float]] = {"triton": [], "bare": []}
     with (
-        bench.server() as server,
-        bench.engine() as engine,
+        bench.server(**SETTINGS) as server,
+        bench.engine(**SETTINGS) as engine,
         bench.steps("Triton against the bare engine", ROUNDS + 1) as done,
     ):
         for number in range(ROUNDS + 1):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from loadgen import perf_binary, perf_runs
 from loadgen.grpc_client import greedy
 from loadgen.latency import summarise
 
-RECORDED = json.loads(Path(__file__).with_name("perf_analyzer_2_51_export.json").read_text())
+RECORDING = Path(__file__).with_name("perf_analyzer_2_51_export.json")
+RECORDED = json.loads(RECORDING.read_text())
 
 LDD = """\
 \tlinux-vdso.so.1 (0x00007ffd)
@@ -55,6 +57,44 @@ def test_input_data_holds_each_request_with_its_sampling_parameters_as_json():
     assert entry["stream"] == [True]
     sampling = json.loads(entry["sampling_parameters"][0])
     assert sampling == {"temperature": 0, "max_tokens": 7, "ignore_eos": True}
+
+
+FAKE = """\
+#!{python}
+import pathlib, shutil, sys
+calls = pathlib.Path(__file__).with_name("calls")
+number = int(calls.read_text()) if calls.exists() else 0
+calls.write_text(str(number + 1))
+export = sys.argv[sys.argv.index("--profile-export-file") + 1]
+if number < {empty}:
+    pathlib.Path(export).touch()
+else:
+    shutil.copy({recorded!r}, export)
+"""
+
+
+def fake_binary(folder: Path, empty: int) -> perf_binary.PerfAnalyzer:
+    """A perf_analyzer that leaves so many empty exports, then the recorded one."""
+    path = folder / "perf_analyzer"
+    path.write_text(FAKE.format(python=sys.executable, empty=empty, recorded=str(RECORDING)))
+    path.chmod(0o755)
+    return perf_binary.PerfAnalyzer(path, {})
+
+
+def test_an_empty_export_is_measured_again(tmp_path):
+    traces = perf_runs.run(fake_binary(tmp_path, 1), "localhost:1", [greedy("a", 4)] * 3, 1)
+    assert sum(trace.num_tokens for trace in traces) == 12
+    assert (tmp_path / "calls").read_text() == "2"
+
+
+def test_empty_exports_without_end_are_an_error(tmp_path):
+    with pytest.raises(perf_runs.PerfAnalyzerFailed, match="3 times"):
+        perf_runs.run(fake_binary(tmp_path, 99), "localhost:1", [greedy("a", 4)] * 3, 1)
+
+
+def test_an_export_that_lacks_requests_is_an_error(tmp_path):
+    with pytest.raises(perf_runs.PerfAnalyzerFailed, match="sent 4 requests but recorded 3"):
+        perf_runs.run(fake_binary(tmp_path, 0), "localhost:1", [greedy("a", 4)] * 4, 1)
 
 
 def test_missing_libraries_are_read_from_ldd():
