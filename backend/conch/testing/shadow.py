@@ -1,0 +1,54 @@
+"""What the KV pool would hold, in integers instead of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+_MODULUS = (1 << 61) - 1
+
+
+def history(token_ids: Iterable[int], salt: str = "") -> list[int]:
+    """For each token a number that stands for it and all before it, as its KV does.
+
+    Different salts give different numbers, so that KV which is shared against the rules is found out.
+    """
+    value = sum(ord(letter) * 131**index for index, letter in enumerate(salt)) % _MODULUS
+    values = []
+    for token_id in token_ids:
+        value = (value * 1_000_003 + token_id + 1) % _MODULUS
+        values.append(value)
+    return values
+
+
+class ShadowPool:
+    """A KV pool in which each token's place holds its `history`.
+
+    Parameters
+    ----------
+    num_blocks
+        Blocks in the pool.
+    block_size
+        Tokens in a block.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self._block_size = block_size
+        self._content: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks)]
+
+    def copy(self, pairs: Iterable[tuple[int, int]]) -> None:
+        """Copy ``(source, target)`` blocks in order."""
+        for source, target in pairs:
+            self._content[target] = list(self._content[source])
+
+    def write(self, table: Sequence[int], values: Sequence[int], start: int, end: int) -> None:
+        """Compute the KV of tokens ``[start, end)``."""
+        for position in range(start, end):
+            block, offset = divmod(position, self._block_size)
+            self._content[table[block]][offset] = values[position]
+
+    def check(self, table: Sequence[int], values: Sequence[int], end: int) -> None:
+        """Raise AssertionError where the KV of the first `end` tokens is not that of `values`."""
+        for position in range(end):
+            block, offset = divmod(position, self._block_size)
+            found = self._content[table[block]][offset]
+            assert found == values[position], f"wrong KV at token {position}, in block {table[block]}"

@@ -1,0 +1,143 @@
+"""The built-in plugins, by seam. Loads nothing heavy: factories import what they build when they build it."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from conch.api import (
+    API_VERSION,
+    AttentionKernel,
+    AttentionSpec,
+    BuildContext,
+    Drafter,
+    KVConnector,
+    KVManager,
+    Parallelism,
+    PrefixCache,
+    Router,
+    Scheduler,
+    hookimpl,
+)
+
+CONCH_API_VERSION = API_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class LazyKernel:
+    """Stands for a kernel class, such as ``package.module:Class``, until it is asked to do something."""
+
+    path: str
+
+    def __call__(self, context: BuildContext) -> AttentionKernel:
+        """Build the kernel."""
+        kernel: AttentionKernel = pkgutil.resolve_name(self.path)(context)
+        return kernel
+
+    def unfit(self, spec: AttentionSpec) -> list[str]:
+        """Ask the class why it cannot serve a model."""
+        reasons: list[str] = pkgutil.resolve_name(self.path).unfit(spec)
+        return reasons
+
+
+@hookimpl
+def conch_schedulers() -> Mapping[str, Callable[[BuildContext], Scheduler]]:
+    """`fcfs`: first come, first served."""
+    return {"fcfs": _fcfs}
+
+
+@hookimpl
+def conch_kv_managers() -> Mapping[str, Callable[[BuildContext], KVManager]]:
+    """`paged`: blocks of one size with reference counts."""
+    return {"paged": _paged}
+
+
+@hookimpl
+def conch_prefix_caches() -> Mapping[str, Callable[[BuildContext], PrefixCache]]:
+    """`hash`: full blocks by the hash of their prefix; `none`."""
+    return {"hash": _hash, "none": _no_prefix_cache}
+
+
+@hookimpl
+def conch_attention_kernels() -> Mapping[str, Callable[[BuildContext], AttentionKernel]]:
+    """`torch`: plain torch operations, on every device."""
+    return {"torch": LazyKernel("conch_plugins.attention.torch_paged:TorchPagedAttention")}
+
+
+@hookimpl
+def conch_drafters() -> Mapping[str, Callable[[BuildContext], Drafter]]:
+    """`none`."""
+    return {"none": _no_drafter}
+
+
+@hookimpl
+def conch_parallelisms() -> Mapping[str, Callable[[BuildContext], Parallelism]]:
+    """`single`: one rank, in the engine's own process."""
+    return {"single": _single}
+
+
+@hookimpl
+def conch_routers() -> Mapping[str, Callable[[], Router]]:
+    """`least_loaded`: the replica with the fewest requests; `round_robin`: each in turn."""
+    return {"least_loaded": _least_loaded, "round_robin": _round_robin}
+
+
+@hookimpl
+def conch_kv_connectors() -> Mapping[str, Callable[[BuildContext], KVConnector]]:
+    """`none`."""
+    return {"none": _no_connector}
+
+
+def _fcfs(context: BuildContext) -> Scheduler:
+    from conch_plugins.schedulers.fcfs import FcfsScheduler
+
+    return FcfsScheduler(context)
+
+
+def _paged(context: BuildContext) -> KVManager:
+    from conch_plugins.kv_managers.paged import PagedKVManager
+
+    return PagedKVManager(context.num_blocks, context.config.block_size, context.prefix_cache)
+
+
+def _hash(context: BuildContext) -> PrefixCache:
+    from conch_plugins.prefix_caches.hash import HashPrefixCache
+
+    return HashPrefixCache(context.config.block_size, context.model.fingerprint)
+
+
+def _no_prefix_cache(_: BuildContext) -> PrefixCache:
+    from conch_plugins.prefix_caches.none import NoPrefixCache
+
+    return NoPrefixCache()
+
+
+def _no_drafter(_: BuildContext) -> Drafter:
+    from conch_plugins.drafters.none import NoDrafter
+
+    return NoDrafter()
+
+
+def _single(context: BuildContext) -> Parallelism:
+    from conch_plugins.parallelism.single import SingleWorker
+
+    return SingleWorker(context.worker_factory)
+
+
+def _least_loaded() -> Router:
+    from conch_plugins.routers.least_loaded import LeastLoadedRouter
+
+    return LeastLoadedRouter()
+
+
+def _round_robin() -> Router:
+    from conch_plugins.routers.round_robin import RoundRobinRouter
+
+    return RoundRobinRouter()
+
+
+def _no_connector(_: BuildContext) -> KVConnector:
+    from conch_plugins.kv_connectors.none import NoKVConnector
+
+    return NoKVConnector()

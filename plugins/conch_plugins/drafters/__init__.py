@@ -1,0 +1,1 @@
+"""Drafters: guesses at the tokens that come next."""

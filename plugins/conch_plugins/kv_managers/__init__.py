@@ -1,0 +1,1 @@
+"""KV managers: who holds which block."""

@@ -1,0 +1,1 @@
+"""Parallelism: which ranks run a plan."""

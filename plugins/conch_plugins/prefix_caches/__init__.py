@@ -1,0 +1,1 @@
+"""Prefix caches: which blocks hold the KV of which tokens."""

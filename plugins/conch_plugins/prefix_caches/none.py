@@ -1,0 +1,42 @@
+"""No prefix cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from conch.api import Request
+
+
+class NoPrefixCache:
+    """Remembers nothing: every block is free once its last user leaves."""
+
+    num_evictable = 0
+
+    def match(self, request: Request) -> list[int]:
+        """Find nothing."""
+        return []
+
+    def insert(self, request: Request, blocks: Sequence[int], num_computed: int) -> None:
+        """Remember nothing."""
+
+    def forget(self, request_id: int) -> None:
+        """Have nothing to drop."""
+
+    def holds(self, block: int) -> bool:
+        """Hold nothing."""
+        return False
+
+    def keep(self, block: int) -> bool:
+        """Decline."""
+        return False
+
+    def reuse(self, block: int) -> None:
+        """Have nothing to note."""
+
+    def evict(self, count: int) -> list[int]:
+        """Have nothing to give."""
+        return []
+
+    def clear(self) -> list[int]:
+        """Have nothing to forget."""
+        return []

@@ -1,0 +1,20 @@
+"""Each replica in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from conch.api import ReplicaLoad
+
+
+class RoundRobinRouter:
+    """Takes the replicas in turn, whatever their load."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def place(self, token_ids: Sequence[int], loads: Sequence[ReplicaLoad]) -> int:
+        """Return the next index."""
+        place = self._next % len(loads)
+        self._next = place + 1
+        return place

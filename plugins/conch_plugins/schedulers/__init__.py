@@ -1,0 +1,1 @@
+"""Schedulers: who computes how many tokens in a step."""
