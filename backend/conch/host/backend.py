@@ -112,7 +112,8 @@ class Backend:
         self._responder.engine_down(error)
 
     def engine_given_up(self, reason: str) -> None:
-        """Unload the model, so that its readiness is the truth."""
+        """Refuse requests at once, and unload the model so that its readiness is the truth."""
+        self._responder.engine_given_up()
         print(f"conch: unloading {self._model}: the engine {reason}", file=sys.stderr, flush=True)
         try:
             self._pb.unload_model(self._model)

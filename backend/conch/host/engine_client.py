@@ -155,7 +155,7 @@ class EngineClient:
             if self._closing.is_set():
                 break
             if not self._first.done():
-                self._first.set_exception(ConchError(reason))
+                self._first.set_exception(ConchError(f"the engine {reason}"))
                 return
             failures = 0 if served else failures + 1
             pause_s = self._pauses.first_s if served else min(2 * pause_s, self._pauses.longest_s)

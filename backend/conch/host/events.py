@@ -55,8 +55,13 @@ class EngineDown:
 
 
 @dataclass(frozen=True, slots=True)
-class OutOfPatience:
-    """The engine has been away too long for requests to wait for it."""
+class HoldOver:
+    """A held request has waited as long as it may."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineGivenUp:
+    """The engine has failed to start several times in a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,5 +79,15 @@ class Close:
 
 
 Event = (
-    Arrived | Held | ClientGone | Failed | EngineUp | EngineDown | OutOfPatience | EndAll | Close | StepNews
+    Arrived
+    | Held
+    | ClientGone
+    | Failed
+    | EngineUp
+    | EngineDown
+    | EngineGivenUp
+    | HoldOver
+    | EndAll
+    | Close
+    | StepNews
 )

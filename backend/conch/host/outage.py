@@ -3,60 +3,63 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 
 from conch.engine.protocol import AddRequest
 from conch.host.engine_client import Session
 
-HOLD_S = 10.0
+HOLD_S = 12.0
 """An engine is usually back by then; a client that would wait longer is better told so."""
 
 
 class Outage:
-    """Holds requests for up to `HOLD_S` from the engine's death, and none from then on.
+    """Holds requests until the engine is back, each for `HOLD_S` at most; none once there is little hope.
 
     Only the responder's thread calls it.
 
     Parameters
     ----------
-    on_too_long
-        Called from a thread of its own when an outage has lasted `HOLD_S`.
+    on_due
+        Called from a thread of its own when the waiting of a request is over.
     """
 
-    def __init__(self, on_too_long: Callable[[], None]) -> None:
-        self._on_too_long = on_too_long
-        self._held: list[AddRequest] = []
-        self._has_patience = True
+    def __init__(self, on_due: Callable[[], None]) -> None:
+        self._on_due = on_due
+        self._held: deque[tuple[float, AddRequest]] = deque()
+        self._has_hope = True
         self._timer: threading.Timer | None = None
         self.session: Session | None = None
 
     def begin(self) -> None:
         """Note that the engine is gone."""
-        self.close()
         self.session = None
-        self._has_patience = True
-        self._timer = threading.Timer(HOLD_S, self._on_too_long)
-        self._timer.daemon = True
-        self._timer.start()
 
     def end(self, session: Session) -> None:
         """Note that an engine serves."""
-        self.close()
         self.session = session
+        self._has_hope = True
 
-    def lose_patience(self) -> None:
-        """Note that the outage has lasted too long."""
-        self._has_patience = False
+    def lose_hope(self) -> None:
+        """Note that the engine fails to start again and again."""
+        self._has_hope = False
 
     def hold(self, message: AddRequest) -> None:
         """Keep a request."""
-        self._held.append(message)
+        self._held.append((time.monotonic() + HOLD_S, message))
 
     def take_due(self) -> list[AddRequest]:
-        """Return the requests whose waiting is over, either way."""
-        if self.session is None and self._has_patience:
-            return []
-        due, self._held = self._held, []
+        """Return the requests whose waiting is over, whichever way."""
+        self.close()
+        now = time.monotonic()
+        due = []
+        while self._held and (self.session or not self._has_hope or self._held[0][0] <= now):
+            due.append(self._held.popleft()[1])
+        if self._held:
+            self._timer = threading.Timer(self._held[0][0] - now, self._on_due)
+            self._timer.daemon = True
+            self._timer.start()
         return due
 
     def close(self) -> None:

@@ -18,11 +18,12 @@ from conch.host.events import (
     Close,
     EndAll,
     EngineDown,
+    EngineGivenUp,
     EngineUp,
     Event,
     Failed,
     Held,
-    OutOfPatience,
+    HoldOver,
 )
 from conch.host.live import LiveRequest, LiveTable
 from conch.host.metrics import Accounts
@@ -47,7 +48,7 @@ class Responder:
         self._writer: ResponseWriter | None = None
         self._live = LiveTable()
         self._departed: dict[int, int] = {}
-        self._outage = Outage(lambda: self._events.put(OutOfPatience()))
+        self._outage = Outage(lambda: self._events.put(HoldOver()))
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="conch-responder", daemon=True)
         self._thread.start()
@@ -91,6 +92,10 @@ class Responder:
         """End all requests: the engine that served them is gone."""
         self._events.put(EngineDown(error))
 
+    def engine_given_up(self) -> None:
+        """Note that requests had better not wait for the engine."""
+        self._events.put(EngineGivenUp())
+
     def end_all(self, error: RequestError) -> None:
         """End all requests."""
         self._events.put(EndAll(error))
@@ -119,15 +124,21 @@ class Responder:
         is_open = True
         event = self._events.get()
         while True:
+            if not isinstance(event, (StepNews, Arrived)):
+                self._respond_to(touched)  # what came before an ending is told before it
             is_open = self._handle(event, touched) and is_open
             if self._events.empty():
                 break
             event = self._events.get()
+        self._respond_to(touched)
+        return is_open
+
+    def _respond_to(self, touched: dict[int, None]) -> None:
         for request_id in touched:
             request = self._live.get(request_id)
             if request is not None:
                 self._respond(request)
-        return is_open
+        touched.clear()
 
     def _handle(self, event: Event, touched: dict[int, None]) -> bool:
         match event:
@@ -139,10 +150,21 @@ class Responder:
                 self._give_up(event.request_id, _CLIENT_LEFT)
             case Failed():
                 self._end_with(event.request_id, event.error)
-            case Held():
-                self._live.add(event.request)
-                self._outage.hold(event.message)
-                self._serve_held()
+            case EndAll():
+                for request_id in self._live.ids():
+                    self._give_up(request_id, event.error)
+            case Close():
+                self._end_all(event.error)
+                self._outage.close()
+                self._live.close()
+                return False
+            case _:
+                self._handle_outage(event)
+        return True
+
+    def _handle_outage(self, event: Event) -> None:
+        """Handle what concerns the engine's coming and going; nothing else comes here."""
+        match event:
             case EngineUp():
                 self._accounts.engine_up()
                 self._outage.end(event.session)
@@ -152,18 +174,15 @@ class Responder:
                 self._departed.clear()
                 self._end_all(event.error)
                 self._outage.begin()
-            case OutOfPatience():
-                self._outage.lose_patience()
+            case EngineGivenUp():
+                self._outage.lose_hope()
                 self._serve_held()
-            case EndAll():
-                for request_id in self._live.ids():
-                    self._give_up(request_id, event.error)
-            case Close():
-                self._end_all(event.error)
-                self._outage.close()
-                self._live.close()
-                return False
-        return True
+            case HoldOver():
+                self._serve_held()
+            case Held():
+                self._live.add(event.request)
+                self._outage.hold(event.message)
+                self._serve_held()
 
     def _serve_held(self) -> None:
         """Send held requests to the engine that is back, or fail them when it has been away too long."""
