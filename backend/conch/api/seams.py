@@ -124,9 +124,6 @@ class PrefixCache(Protocol):
     def num_evictable(self) -> int:
         """Cached blocks without a user."""
 
-    def clear(self) -> list[int]:
-        """Forget everything; returns the evictable blocks, which are the caller's now."""
-
 
 @runtime_checkable
 class AttentionKernel(Protocol):

@@ -102,18 +102,29 @@ class Engine:
         if brought.failure is not None:
             self._fail(self._choices.whose(request.id)[0], brought.failure)
             return
-        if row.drafts:  # KV of rejected drafts will be overwritten
-            request.num_computed -= len(row.drafts) + 1 - len(brought.token_ids)
-        if request.num_computed // self._kv.block_size > row.start // self._kv.block_size:
-            self._cache.insert(request, self._kv.blocks(request.id), request.num_computed)
-        if row.samples:
-            self._extend(request, row, brought)
-
-    def _extend(self, request: Request, row: Row, brought: RowResult) -> None:
-        """Append new tokens, fork pending choices, and end the request if this is its end."""
         token_ids, reason = cut(request, brought.token_ids, self._limits.eos_token_ids)
+        rejected = len(row.drafts) + 1 - len(brought.token_ids) if row.samples else 0
+        request.num_computed -= rejected  # their KV will be overwritten
         request.token_ids.extend(token_ids)
-        request.drafts = brought.drafts
+        self._remember(request, row.start, row.start + row.count - rejected)
+        if row.samples:
+            request.drafts = brought.drafts
+            self._tell(request, row, brought, token_ids, reason)
+
+    def _remember(self, request: Request, start: int, computed: int) -> None:
+        """Offer the prefix cache the blocks that a row has filled."""
+        if computed // self._kv.block_size > start // self._kv.block_size:
+            self._cache.insert(request, self._kv.blocks(request.id), min(computed, request.num_tokens))
+
+    def _tell(
+        self,
+        request: Request,
+        row: Row,
+        brought: RowResult,
+        token_ids: tuple[int, ...],
+        reason: FinishReason | None,
+    ) -> None:
+        """Fork pending choices, put the new tokens into the news, and end the request if this is its end."""
         if request.first_token_s is None:
             request.first_token_s = time.monotonic()
         self._counters.count_row(row, brought, len(token_ids))

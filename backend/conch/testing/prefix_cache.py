@@ -33,7 +33,7 @@ class PrefixCacheContract:
         """It has the methods of the seam, and is empty."""
         cache = self.build(make_context())
         assert isinstance(cache, PrefixCache)
-        assert (cache.num_evictable, cache.evict(5), cache.clear()) == (0, [], [])
+        assert (cache.num_evictable, cache.evict(5)) == (0, [])
         assert cache.match(request(1, list(range(20)))) == []
 
     def test_matches_whole_blocks_from_the_start(self) -> None:
@@ -106,12 +106,3 @@ class PrefixCacheContract:
             assert len(evicted) <= 1
             assert not set(evicted) & set(cache.match(request(number, list(range(20)))))
         assert cache.num_evictable == 0
-
-    def test_clear_forgets_all(self) -> None:
-        """The evictable blocks are the caller's, and nothing matches."""
-        cache = self.filled(list(range(12)), [1, 2, 3])
-        evictable = cache.num_evictable
-        assert len(cache.clear()) == evictable
-        assert cache.num_evictable == 0
-        assert cache.match(request(2, list(range(12)))) == []
-        assert not cache.keep(1)

@@ -159,13 +159,6 @@ class HashPrefixCache:
             evicted.append(block)
         return evicted
 
-    def clear(self) -> list[int]:
-        """Forget everything. Blocks in use are free once their last user leaves."""
-        evicted = list(self._evictable)
-        self._evictable.clear()
-        self._index = _Index()
-        return evicted
-
     def _chain(self, request: Request) -> _Chain:
         chain = self._chains.get(request.id)
         if chain is None:

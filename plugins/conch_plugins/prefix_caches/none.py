@@ -36,7 +36,3 @@ class NoPrefixCache:
     def evict(self, count: int) -> list[int]:
         """Have nothing to give."""
         return []
-
-    def clear(self) -> list[int]:
-        """Have nothing to forget."""
-        return []
