@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from support.lab import Lab, write_lab_models
 from support.server import RunningServer
+from support.wire import ServedModel
+
+# The measurement room is a folder of scripts, not an installed package.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "perf_analyzer"))
 
 
 @pytest.fixture(scope="session")
@@ -15,6 +22,22 @@ def demo_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSer
     log = tmp_path_factory.mktemp("demo") / "server.log"
     with RunningServer(log, settings={"dtype": "float32"}) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """Small models under explicit model control; `tiny` is loaded."""
+    folder = tmp_path_factory.mktemp("lab")
+    write_lab_models(folder / "models")
+    flags = ["--model-control-mode=explicit", "--load-model=tiny"]
+    with RunningServer(folder / "server.log", repository=folder / "models", flags=flags) as server:
+        yield Lab(server)
+
+
+@pytest.fixture(scope="session")
+def tiny(lab: Lab) -> ServedModel:
+    """The model of `lab` that is always there."""
+    return ServedModel(lab.server, "tiny")
 
 
 @pytest.fixture
