@@ -13,7 +13,7 @@ import pytest
 from fake_engine_process import DIES, REFUSES
 
 from conch.api.errors import ConchError
-from conch.host import outage
+from conch.host import engine_client, outage
 from conch.host.termination import TerminationWatch
 from host.host_fakes import FakePbUtils, FakeRequest, wait_until, write_checkpoint
 
@@ -104,6 +104,16 @@ def test_requests_wait_for_the_engine_only_so_long(make_backend, tmp_path, monke
     assert stream(backend).wait(1).error.kind == "UNAVAILABLE"  # there is little hope by now
     (tmp_path / "own" / "refuse").unlink()
     wait_until(lambda: stream(backend, max_tokens=3).wait().error is None, 20)
+
+
+def test_an_engine_that_does_not_come_back_in_time_is_given_up(make_backend, tmp_path, monkeypatch):
+    monkeypatch.setattr(engine_client, "BACK_WITHIN_S", 0.2)
+    monkeypatch.setattr(engine_client, "GIVEN_UP_AFTER", 1000)
+    write_checkpoint(tmp_path / "own")
+    backend = make_backend(folder=tmp_path / "own")
+    (tmp_path / "own" / "refuse").touch()
+    stream(backend, "die").wait()
+    wait_until(lambda: backend.pb.unloaded[:1] == ["tiny"], 2)
 
 
 def test_an_engine_that_cannot_start_says_why(make_backend):

@@ -25,6 +25,7 @@ from conch.host.prompt import Prompt, PromptReader
 from conch.host.responder import Responder
 from conch.host.responses import ResponseWriter, send_error
 from conch.host.sender import GuardedSender
+from conch.host.surrender import surrender
 
 _JOIN_WITHIN_S = 2.0
 
@@ -112,13 +113,10 @@ class Backend:
         self._responder.engine_down(error)
 
     def engine_given_up(self, reason: str) -> None:
-        """Refuse requests at once, and unload the model so that its readiness is the truth."""
-        self._responder.engine_given_up()
-        print(f"conch: unloading {self._model}: the engine {reason}", file=sys.stderr, flush=True)
-        try:
-            self._pb.unload_model(self._model)
-        except Exception:  # only the explicit model control mode allows it
-            traceback.print_exc(file=sys.stderr)
+        """Refuse requests at once, and see that readiness is the truth."""
+        if self._client.session is None:
+            self._responder.engine_given_up()
+            surrender(self._pb, self._model, reason)
 
     # -- admission ----------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from conch.engine.protocol import (
 from conch.host.engine_process import STOP_WITHIN_S, EngineProcess
 
 GIVEN_UP_AFTER = 3
+BACK_WITHIN_S = 9.0
 _CLOSE_MARGIN_S = 3.0
 
 
@@ -38,7 +39,7 @@ class EngineEvents(Protocol):
         """Note that the engine that served is gone; its requests are lost."""
 
     def engine_given_up(self, reason: str) -> None:
-        """Note that the engine failed to start several times in a row; it is still tried."""
+        """Note that the engine failed to start several times in a row, or takes long; it is still tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,7 @@ class EngineClient:
         self._starting: Session | None = None
         self._closing = threading.Event()
         self._told_progress = ("", 0)
+        self._patience: threading.Timer | None = None
         self._first: Future[EngineReady] = Future()
         self._thread = threading.Thread(target=self._supervise, name="conch-engine-client", daemon=True)
 
@@ -138,6 +140,7 @@ class EngineClient:
     def close(self) -> None:
         """Stop the engine; returns within about `STOP_WITHIN_S`."""
         self._closing.set()
+        self._stop_waiting()
         session = self._starting
         self._session = None
         if session is not None:
@@ -185,6 +188,7 @@ class EngineClient:
                         self._events.news(message)
                     case EngineReady():
                         served = True
+                        self._stop_waiting()
                         self._session = self._starting
                         self._events.engine_up(self._starting)
                         if not self._first.done():
@@ -203,6 +207,7 @@ class EngineClient:
             self._starting.close()
             self._starting = None
         if served:
+            self._wait_for_return()
             self._events.engine_down(self._why_down(reason or ended))
         return served, reason or ended
 
@@ -212,6 +217,18 @@ class EngineClient:
         if told != self._told_progress:
             self._told_progress = told
             _say(f"{progress.stage} {progress.fraction:.0%}")
+
+    def _wait_for_return(self) -> None:
+        """Give the engine up when it is not back in time: by then readiness must tell the truth."""
+        reason = f"has not come back within {BACK_WITHIN_S:g} s"
+        self._patience = threading.Timer(BACK_WITHIN_S, self._events.engine_given_up, [reason])
+        self._patience.daemon = True
+        self._patience.start()
+
+    def _stop_waiting(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
 
     def _why_down(self, reason: str) -> RequestError:
         if self._closing.is_set():

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from conch.engine.protocol import AddRequest
 from conch.host.engine_client import Session
 
-HOLD_S = 12.0
+HOLD_S = 9.0
 """An engine is usually back by then; a client that would wait longer is better told so."""
 
 

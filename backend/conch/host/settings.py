@@ -11,6 +11,14 @@ from conch.api.errors import ConfigError
 SETTINGS_VARIABLE = "CONCH_SET"
 """A JSON object of `model.json` keys that overrides the file, for every conch model of the server."""
 
+SUPERVISED_VARIABLE = "CONCH_SUPERVISED"
+"""Set where a supervisor starts the server again when a stub ends."""
+
+
+def is_supervised() -> bool:
+    """Whether a supervisor looks after this server."""
+    return bool(os.environ.get(SUPERVISED_VARIABLE))
+
 
 def settings_from_environment() -> dict[str, Any]:
     """Return what ``conch serve --set key=value`` has put there.

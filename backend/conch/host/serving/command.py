@@ -16,7 +16,7 @@ import msgspec
 from conch.host.serving.errors import ServeError
 from conch.host.serving.folders import backend_directory
 from conch.host.serving.install import TritonInstall
-from conch.host.settings import SETTINGS_VARIABLE
+from conch.host.settings import SETTINGS_VARIABLE, SUPERVISED_VARIABLE
 
 EXIT_TIMEOUT_S = 10
 LAST_WORDS_S = 3
@@ -192,6 +192,7 @@ def server_environment(install: TritonInstall, overrides: Mapping[str, Any]) -> 
     # The interpreter in the stub finds its prefix, and so its packages, through the first python3 on PATH.
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment.get('PATH', os.defpath)}"
     environment["LC_ALL"] = "C.UTF-8"
+    environment[SUPERVISED_VARIABLE] = "1"
     if overrides:
         environment[SETTINGS_VARIABLE] = msgspec.json.encode(dict(overrides)).decode()
     return environment
