@@ -40,6 +40,15 @@ def tiny(lab: Lab) -> ServedModel:
     return ServedModel(lab.server, "tiny")
 
 
+@pytest.fixture(scope="session")
+def faults(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultServer]:
+    """One server with all the models of the faults list."""
+    folder = tmp_path_factory.mktemp("faults")
+    write_fault_models(folder / "repository")
+    with RunningServer(folder / "server.log", repository=folder / "repository", start_timeout_s=300) as server:
+        yield FaultServer(server)
+
+
 @pytest.fixture
 def server_log(tmp_path, request: pytest.FixtureRequest) -> Iterator:
     """Where a test's own server writes; shown when the test fails."""
