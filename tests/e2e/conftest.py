@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from support.fault_checks import FaultServer
+from support.fault_models import write_fault_models
 from support.lab import Lab, write_lab_models
 from support.server import RunningServer
 from support.wire import ServedModel
