@@ -17,9 +17,9 @@ _LAST_WORDS_S = 0.5
 def surrender(pb_utils: PbUtils, model: str, reason: str) -> None:
     """Make Triton stop calling the model ready.
 
-    Under ``conch serve`` this process ends itself: the supervisor sees it and starts the server again, not
-    ready until the model has loaded. Otherwise the model is unloaded, which only the explicit model control mode
-    allows; in the other modes Triton offers no way, and requests are refused at once.
+    Under ``conch serve`` this process ends itself: the supervisor sees it and starts the server again, which
+    is not ready until the model has loaded. Otherwise the model is unloaded, which only the explicit model
+    control mode allows; in the other modes Triton offers no way, and requests are refused at once.
     """
     print(f"conch: the engine of {model} {reason}", file=sys.stderr, flush=True)
     if is_supervised():
