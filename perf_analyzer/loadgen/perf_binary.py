@@ -21,8 +21,8 @@ from loadgen.machine import ROOT
 
 # perf_analyzer exports a value for each output that the model declares, also for those that a response lacks,
 # and what it writes there is stale memory. Against a model with such outputs 3 of 40 exports came out empty,
-# presumably where the stale bytes were a NaN, which JSON cannot hold. With one heap for all threads it was 0 of
-# 40: too few to prove that this helps, so `perf_runs.run` repeats a run whose export is empty.
+# presumably where the stale bytes were a NaN, which JSON cannot hold. With one heap for all threads it was 0
+# of 40: too few to prove that this helps, so `perf_runs.run` repeats a run whose export is empty.
 ONE_HEAP = "glibc.malloc.arena_max=1"
 CACHE = ROOT / ".cache" / "perf_analyzer"
 HOW_TO_INSTALL = {
