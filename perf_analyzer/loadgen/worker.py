@@ -7,6 +7,7 @@ its imports are what they are for a user, and so that a second engine can be mea
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -44,7 +45,12 @@ class Worker:
         """Start it and wait until it is ready."""
         self._log = tempfile.TemporaryFile("w+")
         self._process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ},  # as the served engine has it
         )
         try:
             self.ready = self._answer(self._start_timeout_s)

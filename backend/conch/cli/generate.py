@@ -15,6 +15,7 @@ from conch.api.errors import ConfigError
 from conch.api.sampling import SamplingParams
 from conch.api.steps import Usage
 from conch.cli.common import add_model_options, model_reference, settings_from
+from conch.engine.environment import settle_environment
 from conch.host.chat_template import load_chat_template
 from conch.host.choice import ChoiceFactory
 from conch.host.codec import TextCodec
@@ -54,6 +55,7 @@ def run(options: argparse.Namespace) -> int:
     params = sampling_from(options)
     config = _config(options)
 
+    settle_environment()  # before anything imports torch
     from conch.engine.local import LocalEngine
 
     console = Console(stderr=True)

@@ -2,7 +2,11 @@
 
 import argparse
 
-from conch.engine.process import main
+from conch.engine.environment import settle_environment
+
+settle_environment()  # before anything imports torch
+
+from conch.engine.process import main  # noqa: E402
 
 parser = argparse.ArgumentParser(prog="python -m conch.engine", description=__doc__)
 parser.add_argument("--fd", type=int, required=True, help="inherited end of a socket pair")

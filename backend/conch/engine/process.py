@@ -33,8 +33,8 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def serve(end: EngineEnd) -> None:
-    """Run an engine for the host at the other end, until it says stop or is gone."""
+def serve(end: EngineEnd) -> int:
+    """Run an engine for the host at the other end, until it says stop or is gone; return the exit status."""
     try:
         start = end.receive()
         if not isinstance(start, StartEngine):
@@ -43,11 +43,12 @@ def serve(end: EngineEnd) -> None:
         end.send(built.info)
         _Loop(end, built).run()
     except (EOFError, ConnectionError):
-        return  # the host is gone, and so is everyone who waits for an answer
+        pass  # the host is gone, and so is everyone who waits for an answer
     except Exception as error:
         traceback.print_exc()
         end.send(EngineFailed(f"{type(error).__name__}: {error}"))
-        sys.exit(1)
+        return 1
+    return 0
 
 
 class _Loop:
@@ -93,10 +94,12 @@ class _Loop:
 
 
 def main(fd: int) -> None:
-    """Serve on an inherited socket."""
+    """Serve on an inherited socket, and end the process."""
     from multiprocessing.connection import Connection
 
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the host decides
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    serve(EngineEnd(Connection(fd)))
+    status = serve(EngineEnd(Connection(fd)))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # taking an interpreter with torch down in order costs a second, in which the host waits
