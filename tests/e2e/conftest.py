@@ -46,8 +46,9 @@ def tiny(lab: Lab) -> ServedModel:
 def faults(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultServer]:
     """One server with all the models of the faults list."""
     folder = tmp_path_factory.mktemp("faults")
-    write_fault_models(folder / "repository")
-    with RunningServer(folder / "server.log", repository=folder / "repository", start_timeout_s=300) as server:
+    repository, log = folder / "repository", folder / "server.log"
+    write_fault_models(repository)
+    with RunningServer(log, repository=repository, start_timeout_s=300) as server:
         yield FaultServer(server)
 
 

@@ -103,6 +103,23 @@ def test_a_stop_string_can_be_kept(ask):
     assert sender.text() == "the quick brown"
 
 
+@pytest.mark.parametrize("skip", [True, False])
+def test_a_stop_string_may_be_a_special_token(ask, tokenizer, skip):
+    text = "fox<|im_start|>dog"
+    ids = tokenizer.encode(text).ids
+    sampling = {"max_tokens": 60, "stop": ["zzz", "<|im_start|>"], "skip_special_tokens": skip}
+    sender = ask(
+        text_input=text,
+        exclude_input_in_output=True,
+        return_finish_reason=True,
+        return_num_output_tokens=True,
+        sampling_parameters=sampling,
+    )
+    assert sender.text() == "fox"
+    assert sender.all("finish_reason") == [[b"stop"]]
+    assert sender.all("num_output_tokens") == [[ids.index(tokenizer.token_to_id("<|im_start|>")) + 1]]
+
+
 def test_a_stop_string_counts_from_min_tokens_on(ask, tokenizer):
     count = len(tokenizer.encode(TEXT).ids)
     sampling = {"max_tokens": 3 * count, "stop": "quick", "min_tokens": count + 1}
@@ -190,6 +207,15 @@ def test_timings_come_with_the_last_response(ask, sampling):
     assert set(timings) == {"queue_s", "ttft_s", "total_s", "num_cached_tokens", "num_preemptions"}
     assert 0 <= timings["ttft_s"] <= timings["total_s"]
     assert "timings" in sender.responses[-1].tensors
+
+
+def test_the_end_is_told_once(ask):
+    sampling = {"max_tokens": 30, "stop": "own"}
+    wants = {"return_finish_reason": True, "return_output_ids": True, "return_timings": True}
+    sender = ask(text_input=TEXT, stream=True, sampling_parameters=sampling, **wants)
+    *before, last = (reason for [reason] in sender.all("finish_reason"))
+    assert set(before) == {b"None"}
+    assert last == b"stop"
 
 
 def test_token_ids_and_messages_are_prompts_too(ask, tokenizer):

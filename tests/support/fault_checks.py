@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import psutil
 import torch
 
-from support.fault_models import SMALL_POOL_TOKENS, checkpoints
+from support.fault_models import SMALL_POOL_TOKENS, checkpoints, smollm2_folder
 from support.oracle import Oracle
 from support.server import RunningServer, wait_until
 from support.wire import ASKS_FOR_ALL, Answer, ServedModel
@@ -75,14 +76,14 @@ class FaultServer:
     def __init__(self, server: RunningServer) -> None:
         self.server = server
         self._oracles: dict[str, Oracle] = {}
-        self._pids = self._all_pids()
+        self._processes = [server.tritonserver(), *server.stubs(), *server.engines()]
+        assert len(self._processes) == 1 + 2 * len(checkpoints())
 
     def model(self, name: str) -> ServedModel:
         return ServedModel(self.server, name)
 
     def oracle(self, name: str) -> Oracle:
-        """Return the oracle of a tiny model."""
-        folder = checkpoints()[name]
+        folder = str(smollm2_folder()) if name == "smollm2" else checkpoints()[name]
         if folder not in self._oracles:
             self._oracles[folder] = Oracle(Path(folder))
         return self._oracles[folder]
@@ -94,7 +95,8 @@ class FaultServer:
     def assert_alive(self) -> None:
         """ALIVE: ready, the same processes as at the start, and a canary that is right in time."""
         assert self.server.is_ready()
-        assert self._all_pids() == self._pids, "a process was replaced"
+        for process in self._processes:
+            assert process.is_running() and process.status() != psutil.STATUS_ZOMBIE, "a process ended"
         began = time.monotonic()
         answer = self.model("tiny").stream(
             body(self.canary.prompt, {**GREEDY, "max_tokens": CANARY_TOKENS}), CANARY_WITHIN_S
@@ -131,10 +133,6 @@ class FaultServer:
         for stream, had in zip(streams, before, strict=True):
             assert stream.wrong is None, f"a healthy stream got {stream.wrong}"
             assert stream.num_right > had, "no healthy stream ran beside the others"
-
-    def _all_pids(self) -> set[int]:
-        processes = [self.server.tritonserver(), *self.server.stubs(), *self.server.engines()]
-        return {process.pid for process in processes}
 
 
 class _Healthy(threading.Thread):

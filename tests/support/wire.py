@@ -34,14 +34,16 @@ class Answer:
     ----------
     status
         Of HTTP; None over gRPC.
-    deltas
-        The `text_output` of each response.
+    deltas, counts
+        The `text_output` of each response, and its number of tokens where asked for.
+    ids
+        The request's id as each response repeats it.
     """
 
     status: int | None = None
     deltas: list[str] = field(default_factory=list)
     output_ids: list[int] = field(default_factory=list)
-    num_output: int = 0
+    counts: list[int] = field(default_factory=list)
     num_input: int | None = None
     finish_reason: str | None = None
     timings: dict = field(default_factory=dict)
@@ -54,6 +56,10 @@ class Answer:
         return "".join(self.deltas)
 
     @property
+    def num_output(self) -> int:
+        return sum(self.counts)
+
+    @property
     def cached(self) -> int:
         return self.timings["num_cached_tokens"]
 
@@ -63,9 +69,11 @@ class Answer:
             assert self.error is None, "two errors for one request"
             self.error = str(outputs["error"])
             return
+        if "id" in outputs:
+            self.ids.append(str(outputs["id"]))
         self.deltas.append(str(_single(outputs.get("text_output", ""))))
         self.output_ids += _listed(outputs.get("output_ids", []))
-        self.num_output += int(_single(outputs.get("num_output_tokens", 0)))
+        self.counts.append(int(_single(outputs.get("num_output_tokens", 0))))
         if "num_input_tokens" in outputs:
             self.num_input = int(_single(outputs["num_input_tokens"]))
         reason = _single(outputs.get("finish_reason", "None"))
@@ -74,6 +82,12 @@ class Answer:
             self.finish_reason = str(reason)
         if "timings" in outputs:
             self.timings = json.loads(_single(outputs["timings"]))
+
+    def take_arrays(self, result: grpc.InferResult) -> None:
+        """Take one gRPC response; one that only says that it is the last has nothing to take."""
+        names = [output.name for output in result.get_response().outputs]
+        if names:
+            self.take({name: _plain(result.as_numpy(name)) for name in names})
 
 
 class ServedModel:
@@ -141,11 +155,39 @@ class ServedModel:
                 response = result.get_response()
                 is_last = response.parameters["triton_final_response"].bool_param
                 answer.ids.append(response.id)
-                arrays = {output.name: result.as_numpy(output.name) for output in response.outputs}
-                if arrays:
-                    answer.take({name: _plain(array) for name, array in arrays.items()})
+                answer.take_arrays(result)
             client.stop_stream()
         return answer
+
+    def grpc_together(
+        self, bodies: Mapping[str, Mapping[str, object]], timeout_s: float = TIMEOUT_S
+    ) -> dict[str, Answer]:
+        """Send requests with these ids at once on one stream; tells their responses apart by id alone."""
+        came: queue.SimpleQueue = queue.SimpleQueue()
+        answers = {request_id: Answer() for request_id in bodies}
+        alive = set(bodies)
+        with grpc.InferenceServerClient(self.server.grpc) as client:
+            client.start_stream(lambda result, error: came.put((result, error)))
+            for request_id, body in bodies.items():
+                tensors, parameters = as_tensors({"stream": True, **body})
+                client.async_stream_infer(
+                    self.name,
+                    tensors,
+                    request_id=request_id,
+                    parameters=parameters or None,
+                    enable_empty_final_response=True,
+                )
+            while alive:
+                result, error = came.get(timeout=timeout_s)
+                assert error is None, error
+                response = result.get_response()
+                assert response.id in alive, f"a response for {response.id!r}, which is not awaited"
+                answers[response.id].ids.append(response.id)
+                answers[response.id].take_arrays(result)
+                if response.parameters["triton_final_response"].bool_param:
+                    alive.remove(response.id)
+            client.stop_stream()
+        return answers
 
     def metric(self, name: str, **labels: str) -> float:
         """Sum the samples of ``conch:name`` of this model."""

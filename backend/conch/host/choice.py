@@ -16,6 +16,8 @@ class ChoiceFactory:
         self._params = params
         self._codec = codec
         self._patterns = StopPatterns(params.stop)
+        hidden = codec.special_ids_of(params.stop) if params.skip_special_tokens else frozenset[int]()
+        self._hidden_stops = hidden
 
     def make(self) -> Choice:
         """Return a choice that has nothing yet."""
@@ -24,7 +26,7 @@ class ChoiceFactory:
         if params.stop:
             stops = StopStrings(self._patterns, include=params.include_stop_str_in_output)
         detokenizer = Detokenizer(self._codec, skip_special_tokens=params.skip_special_tokens)
-        return Choice(params, detokenizer, stops)
+        return Choice(params, detokenizer, stops, self._hidden_stops)
 
 
 class Choice:
@@ -32,6 +34,12 @@ class Choice:
 
     The token that ends an answer (EOS or a stop token) counts but is not text, unless
     `include_stop_str_in_output` asks for it; the token that completes a stop string is the last that counts.
+    A stop string that spells a special token is matched by that token where the text leaves it out.
+
+    Parameters
+    ----------
+    hidden_stops
+        Tokens that are not shown, and spell a stop string.
 
     Attributes
     ----------
@@ -47,10 +55,18 @@ class Choice:
         Sum over all tokens; 0.0 where log-probabilities are not asked for.
     """
 
-    def __init__(self, params: SamplingParams, detokenizer: Detokenizer, stops: StopFinder) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        detokenizer: Detokenizer,
+        stops: StopFinder,
+        hidden_stops: frozenset[int] = frozenset(),
+    ) -> None:
         self._params = params
         self._detokenizer = detokenizer
         self._stops = stops
+        self._hidden_stops = hidden_stops
+        self._met_hidden_stop = False
         self.finish_reason: FinishReason | None = None
         self.usage: Usage | None = None
         self.text: list[str] = []
@@ -62,7 +78,7 @@ class Choice:
     @property
     def has_matched_stop(self) -> bool:
         """Whether a stop string ended it: the engine does not know and must be told."""
-        return self._stops.has_matched
+        return self._stops.has_matched or self._met_hidden_stop
 
     def take(self, output: RequestOutput) -> None:
         """Take news from the engine."""
@@ -78,8 +94,17 @@ class Choice:
             if self._stops.has_matched:
                 self.finish_reason = FinishReason.STOP
                 return
+            if token_id in self._hidden_stops and self._is_armed:
+                self._met_hidden_stop = True
+                self._finish(FinishReason.STOP)
+                return
         if output.finish_reason is not None:
             self._finish(output.finish_reason)
+
+    @property
+    def _is_armed(self) -> bool:
+        """Whether a stop string counts by now."""
+        return self.num_output >= self._params.min_tokens
 
     def clear(self) -> None:
         """Forget what a response has been made of."""
@@ -102,5 +127,4 @@ class Choice:
 
     def _show(self, text: str) -> None:
         if text:
-            armed = self.num_output >= self._params.min_tokens
-            self.text.append(self._stops.feed(text, armed=armed))
+            self.text.append(self._stops.feed(text, armed=self._is_armed))

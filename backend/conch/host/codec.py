@@ -35,9 +35,12 @@ class TextCodec:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
-        self.special_ids = frozenset(
-            token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
-        )
+        self._special_id_of = {
+            token.content: token_id
+            for token_id, token in tokenizer.get_added_tokens_decoder().items()
+            if token.special
+        }
+        self.special_ids = frozenset(self._special_id_of.values())
         self.byte_ids = _byte_fallback_ids(tokenizer)
         self._longest = max((len(token) for token in tokenizer.get_vocab()), default=1)
         self._token_text = functools.lru_cache(maxsize=4096)(self._decode_one)
@@ -63,6 +66,10 @@ class TextCodec:
         """Return the token ids of a text, with the checkpoint's BOS and the like where asked for."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
+
+    def special_ids_of(self, texts: Sequence[str]) -> frozenset[int]:
+        """Return the special tokens that are spelled like one of these texts."""
+        return frozenset(self._special_id_of[text] for text in texts if text in self._special_id_of)
 
     def least_tokens(self, text: str, limit: int) -> int:
         """Return a lower bound on the tokens of a text, exact enough to refuse one far beyond `limit`.

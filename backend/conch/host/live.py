@@ -62,8 +62,10 @@ class LiveRequest:
 
     @property
     def has_news(self) -> bool:
-        """Whether a response now would tell a streaming client anything."""
+        """Whether a response now would tell a streaming client anything that the last one should not."""
         wants = self.wants
+        if all(choice.finish_reason is not None for choice in self.choices):
+            return False  # the end is told once, with all that belongs to it
         return any(
             any(choice.text) or (choice.token_ids and (wants.output_ids or wants.logprobs))
             for choice in self.choices
