@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from support.fault_checks import FRONTS, GREEDY, FaultServer, body, known_answers
+from support.fault_checks import FRONTS, GREEDY, FaultServer, body, known_answers, wait_for_metric
 from support.fault_models import CONTEXT
 from support.oracle import Same
 from support.wire import parse_events, tensor
@@ -155,7 +155,7 @@ def test_bodies_of_every_kind(faults: FaultServer, verb: str):
             assert status == 400 and word in event["error"], (sent[:80], status, event)
             faults.assert_alive()
     faults.assert_drained("tiny")
-    assert failures(model) == before + len(REFUSED_BY_CONCH)
+    wait_for_metric(model, "request_failure_total", before + len(REFUSED_BY_CONCH))
 
 
 def test_infer_says_that_it_is_not_offered(faults: FaultServer):

@@ -23,6 +23,8 @@ from support.wire import ASKS_FOR_ALL, Answer, ServedModel
 CANARY_TOKENS = 8
 CANARY_WITHIN_S = 10
 DRAINED_WITHIN_S = 5
+STALE_S = 0.2
+"""What the metrics page may lag behind, twice its period."""
 GREEDY = {"temperature": 0, "ignore_eos": True}
 
 Front = Callable[[ServedModel, Mapping[str, object]], Answer]
@@ -70,6 +72,11 @@ def body(prompt: str | Sequence[int], sampling: Mapping[str, object], **inputs: 
     return {**said, **asks, **exclude, "sampling_parameters": json.dumps(dict(sampling)), **inputs}
 
 
+def wait_for_metric(model: ServedModel, name: str, value: float, **labels: str) -> None:
+    """Wait until the metrics page, which lags behind a little, shows a value."""
+    wait_until(lambda: model.metric(name, **labels) == value, DRAINED_WITHIN_S, f"{value:g} {name}")
+
+
 class FaultServer:
     """The running server, with what was true of it at the start."""
 
@@ -106,6 +113,7 @@ class FaultServer:
 
     def assert_drained(self, name: str) -> None:
         """DRAINED: nothing runs, waits or holds KV; in the small pool, all of it is there for one request."""
+        time.sleep(STALE_S)
         model = self.model(name)
         gauges = ("num_requests_running", "num_requests_waiting", "kv_blocks_used")
         wait_until(

@@ -108,7 +108,7 @@ class ServedModel:
 
     def generate(self, body: Mapping[str, object], timeout_s: float = TIMEOUT_S) -> Answer:
         """Ask for one response over HTTP."""
-        status, reply = self.post("generate", json.dumps({**body}).encode(), timeout_s)
+        status, reply = self.post("generate", json.dumps(dict(body)).encode(), timeout_s)
         answer = Answer(status)
         answer.take(json.loads(reply))
         return answer
