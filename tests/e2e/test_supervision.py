@@ -1,4 +1,7 @@
-"""The supervisor around a real tritonserver: F01, F02 and F09, with a model that needs no engine."""
+"""The supervisor around a real tritonserver, with a model that needs no engine.
+
+What becomes of the processes of a conch model is in `test_serving_processes.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from support.counting_model import write_counting_model
-from support.server import RunningServer, are_gone, assert_nothing_left, wait_until
-from support.stream_client import StreamClient, assert_all_end, wait_until_streaming
+from support.server import RunningServer, assert_nothing_left
+from support.stream_client import StreamClient, wait_until_streaming
 
 pytestmark = pytest.mark.e2e
 
@@ -39,42 +41,6 @@ def streaming_clients(server: RunningServer) -> list[StreamClient]:
     return clients
 
 
-def assert_counts(server: RunningServer) -> None:
-    client = count(server, 3)
-    client.join(10)
-    assert client.text == "012"
-
-
-@pytest.mark.parametrize("victim", ["stub", "tritonserver"])
-def test_death_ends_streams_at_once_and_is_repaired(server: RunningServer, victim: str) -> None:
-    clients = streaming_clients(server)
-    lost = server.family()[1:]
-    target = server.stubs()[0] if victim == "stub" else server.tritonserver()
-    killed_at = time.monotonic()
-    target.kill()
-    wait_until(lambda: not server.is_model_ready("counter"), 10, "readiness turning false")
-    assert_all_end(clients, killed_at, 15)
-    wait_until(server.is_ready, 30, "server that is ready again")
-    assert_counts(server)
-    assert are_gone(lost), "the old server's processes are still there"
-    assert len(server.shared_memory()) == 1
-
-
-def test_stop_when_idle_leaves_nothing(server: RunningServer) -> None:
-    family = server.family()
-    assert len(family) > 3 and server.shared_memory(), "server, stub and region should be there"
-    assert server.stop(EXIT_TIMEOUT_S + 5) == 0
-    assert_nothing_left(server, family, 1)
-
-
-def test_stop_while_streaming_is_bounded(server: RunningServer) -> None:
-    clients = streaming_clients(server)
-    family = server.family()
-    assert server.stop(EXIT_TIMEOUT_S + 5) == 0
-    assert_all_end(clients, time.monotonic(), 1)
-    assert_nothing_left(server, family, 1)
-
-
 def test_stop_lets_short_requests_finish(server: RunningServer) -> None:
     client = count(server, 20)
     wait_until_streaming([client])
@@ -93,23 +59,6 @@ def test_second_signal_does_not_wait(server: RunningServer) -> None:
     server.process.wait(EXIT_TIMEOUT_S)
     assert time.monotonic() - asked_at < EXIT_TIMEOUT_S
     assert_nothing_left(server, family, 1)
-
-
-def test_killed_supervisor_takes_everything_with_it(server: RunningServer) -> None:
-    clients = streaming_clients(server)
-    family = server.family()
-    server.process.kill()
-    server.process.wait()
-    assert_nothing_left(server, family, 10)
-    assert_all_end(clients, time.monotonic(), 1)
-
-
-def test_supervisor_is_idle_when_nothing_happens(server: RunningServer) -> None:
-    supervisor = psutil.Process(server.process.pid)
-    before = supervisor.cpu_times()
-    time.sleep(4)
-    after = supervisor.cpu_times()
-    assert after.user + after.system - before.user - before.system < 0.03 * 4
 
 
 def test_taken_port_is_named(server: RunningServer, tmp_path: Path) -> None:

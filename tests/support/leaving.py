@@ -32,6 +32,18 @@ class HttpLeaver:
             chunk = self._socket.recv(4096)
             assert chunk, "the stream ended before the client wanted to leave"
             self.received += chunk
+            assert self.received.startswith(b"HTTP/1.1 200"), self.received
+
+    def read_to_the_end(self) -> bool:
+        """Read what is left; whether the server has closed the connection."""
+        try:
+            while chunk := self._socket.recv(1 << 16):
+                self.received += chunk
+        except ConnectionError:
+            pass
+        except TimeoutError:
+            return False
+        return True
 
     def leave(self) -> None:
         self._socket.close()

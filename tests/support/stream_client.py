@@ -18,6 +18,8 @@ class StreamClient(threading.Thread):
     ----------
     events
         Decoded bodies of the stream's events; one with "error" ends it.
+    error
+        What went wrong: the server's error, or how the connection ended; None while all is well.
     ended_at
         Monotonic time of the end; None while it goes on.
     """
@@ -26,6 +28,7 @@ class StreamClient(threading.Thread):
         super().__init__(daemon=True)
         self._port, self._model, self._request = server.ports["http"], model, request
         self.events: list[dict] = []
+        self.error: str | None = None
         self.ended_at: float | None = None
         self.start()
 
@@ -33,15 +36,22 @@ class StreamClient(threading.Thread):
         connection = http.client.HTTPConnection("localhost", self._port, timeout=60)
         try:
             connection.request("POST", f"/v2/models/{self._model}/generate_stream", json.dumps(self._request))
-            for line in connection.getresponse():
-                text = line.removeprefix(b"data:").strip()
-                if text:
-                    self.events.append(json.loads(text))
-        except (OSError, http.client.HTTPException):
-            pass
+            response, rest = connection.getresponse(), b""
+            while chunk := response.read1():  # reading by lines would take a cut connection for an end
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in filter(None, lines):
+                    self._take(json.loads(line.removeprefix(b"data:")))
+            if rest:
+                self._take(json.loads(rest.removeprefix(b"data:")))
+        except (OSError, http.client.HTTPException) as error:
+            self.error = repr(error)
         finally:
             connection.close()
             self.ended_at = time.monotonic()
+
+    def _take(self, event: dict) -> None:
+        self.events.append(event)
+        self.error = event.get("error")
 
     @property
     def text(self) -> str:
