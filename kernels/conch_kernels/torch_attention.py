@@ -31,6 +31,9 @@ class Group:
         Blocks to gather.
     mask : bool [b, 1, n, L] or None
         Which keys each query sees; None for plainly causal rows that start at position 0.
+    beyond : int64
+        Where among the ``b * L`` keys those past a row's end are: they may hold anything, NaN too, which no
+        mask keeps out.
     """
 
     tokens: slice | torch.Tensor
@@ -38,6 +41,7 @@ class Group:
     num_queries: int
     blocks: torch.Tensor
     mask: torch.Tensor | None
+    beyond: torch.Tensor
 
 
 def group_rows(rows: Rows, window: int | None) -> list[Group]:
@@ -79,10 +83,10 @@ def _make_group(rows: Rows, members: list[int], count: int, window: int | None) 
     else:
         tokens = torch.tensor([rows.cu_query[row] for row in members], device=device)
         columns = torch.tensor(firsts, device=device)[:, None] + torch.arange(width, device=device)
-        columns.clamp_(max=rows.block_tables.shape[1] - 1)  # past a row's end: masked below
+        columns.clamp_(max=rows.block_tables.shape[1] - 1)  # past a row's end: `beyond` below
         blocks = rows.block_tables[torch.tensor(members, device=device)[:, None], columns].flatten()
     if count > 1 and ends[0] == count and (window is None or window >= count):
-        return Group(tokens, 1, count, blocks, None)
+        return Group(tokens, 1, count, blocks, None, torch.empty(0, dtype=torch.int64, device=device))
     last = torch.tensor(ends, device=device)[:, None, None] - 1
     queries = last - torch.arange(count - 1, -1, -1, device=device)[:, None]  # [b, n, 1]
     keys = torch.tensor(firsts, device=device)[:, None, None] * size + torch.arange(
@@ -91,7 +95,8 @@ def _make_group(rows: Rows, members: list[int], count: int, window: int | None) 
     mask = keys <= queries
     if window is not None:
         mask &= keys > queries - window
-    return Group(tokens, len(members), count, blocks, mask[:, None])
+    beyond = torch.nonzero((keys > last).flatten()).squeeze(1)
+    return Group(tokens, len(members), count, blocks, mask[:, None], beyond)
 
 
 def write_kv(kv: torch.Tensor, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
@@ -114,6 +119,7 @@ def attend(
     output = query.new_empty(num_tokens, num_heads, value_size)
     for group in groups:
         gathered = kv.index_select(1, group.blocks)
+        gathered.flatten(1, 2).index_fill_(1, group.beyond, 0)
         keys, values = gathered.view(2, group.num_rows, -1, num_kv_heads, kv.shape[4]).transpose(2, 3)
         if group.mask is None:
             keys, values = keys[:, :, : group.num_queries], values[:, :, : group.num_queries]

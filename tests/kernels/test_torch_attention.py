@@ -44,6 +44,14 @@ class Case:
     def rows(self):
         return Rows(self.cu, self.lens, self.tables, self.slots, self.block)
 
+    def spoil(self):
+        """Let everything in the pool that is no row's past be what a failed request left."""
+        own = torch.zeros(self.kv.shape[1:3], dtype=torch.bool)
+        for row, length in enumerate(self.lens):
+            for position in range(length):
+                own[self.tables[row, position // self.block], position % self.block] = True
+        self.kv[:, ~own] = float("nan")
+
     def ours(self, *scores):
         kv = self.kv.clone()
         write_kv(kv, self.k, self.v, self.slots)
@@ -76,6 +84,17 @@ def test_equals_the_reference(rows, heads, window):
     torch.testing.assert_close(ours, meaning, atol=2e-5, rtol=1e-4)
     assert torch.equal(ours_kv, meaning_kv)
     assert ours.is_contiguous()
+
+
+@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS.keys())
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_what_a_failed_request_left_reaches_nobody(rows, softcap):
+    case = Case(rows, 4, 2, size=16)
+    clean, _ = case.ours(0.3, None, softcap)
+    case.spoil()
+    assert case.kv.isnan().any()
+    spoiled, _ = case.ours(0.3, None, softcap)
+    assert torch.equal(spoiled, clean)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)

@@ -149,6 +149,9 @@ class AttentionKernel(Protocol):
     ) -> torch.Tensor:
         """Write key and value into the pool and attend.
 
+        Only what a row's own tokens have written may count. All else in the pool, in a row's last block too,
+        may be NaN: the request that left it failed, and must not take another one with it.
+
         Parameters
         ----------
         query : [T, H, D]

@@ -50,9 +50,9 @@ class Bench:
     generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(1))
 
     def __post_init__(self) -> None:
-        """Fill the pool with a value that spoils every result it gets into."""
+        """Fill the pool with what a failed request may leave: it spoils every result it gets into."""
         dtype: torch.dtype = getattr(torch, self.spec.dtype)
-        pool = torch.full(self.kernel.kv_shape(NUM_BLOCKS), 1e4, dtype=dtype, device=self.spec.device)
+        pool = torch.full(self.kernel.kv_shape(NUM_BLOCKS), math.nan, dtype=dtype, device=self.spec.device)
         scale = 1 / math.sqrt(self.spec.head_size)
         self.layer = AttentionLayer(0, pool, scale, self.spec.windows[0], self.softcap, self.sinks)
         self._free = random.Random(2).sample(range(NUM_BLOCKS), NUM_BLOCKS)
@@ -273,7 +273,7 @@ class AttentionKernelContract:
         bench.step((seq, 6))
         source, target = seq.table[1], spare.table[0]
         bench.layer.kv[:, target] = bench.layer.kv[:, source]
-        bench.layer.kv[:, source] = 1e4
+        bench.layer.kv[:, source] = math.nan
         seq.table[1] = target
         bench.step((seq, 1))
         bench.step((seq, 3))

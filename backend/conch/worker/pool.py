@@ -42,7 +42,7 @@ def blocks_in(config: EngineConfig, spec: ModelSpec, kernel: AttentionKernel, fr
 
 
 def allocate_pools(spec: ModelSpec, kernel: AttentionKernel, num_blocks: int) -> list[torch.Tensor]:
-    """Allocate one pool a layer, zeroed: a masked entry must still be a finite number."""
+    """Allocate one pool a layer, zeroed."""
     dtype, device = getattr(torch, spec.attention.dtype), torch.device(spec.attention.device)
     shape = kernel.kv_shape(num_blocks)
     return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(spec.num_layers)]
