@@ -273,3 +273,20 @@ def test_any_traffic_is_served_right_and_leaves_nothing_behind(data, num_blocks,
             assert tokens == want[: len(tokens)]
             assert reason is FinishReason.LENGTH or request_id in cancelled
             assert len(tokens) == room or reason is FinishReason.CANCELLED
+
+
+def test_the_preempted_come_back_in_the_order_in_which_they_were_admitted():
+    simulation = simulate(num_blocks=8, prefix_cache="none", max_num_batched_tokens=64)
+    for request_id in range(1, 6):
+        simulation.engine.add(ask(request_id, [request_id] * 3, max_tokens=20))
+    simulation.run()
+    simulation.check_idle()
+    plans = simulation.worker.plans
+    victims = [request_id for plan in plans for request_id in plan.preempted]
+    assert any(len(plan.preempted) > 1 for plan in plans)
+    assert victims
+    for plan in plans:
+        returned = [one.request_id for one in plan.admitted if one.request_id in victims]
+        assert returned == sorted(returned)
+    ends = [request_id for plan in plans for request_id in plan.finished]
+    assert ends == sorted(ends)

@@ -94,7 +94,7 @@ class Requests(Protocol):
 
     @property
     def waiting(self) -> Iterable[Request]:
-        """Requests without KV, those preempted first, then in order of arrival."""
+        """Requests without KV: those preempted, the last victim first; then others in order of arrival."""
 
     @property
     def running(self) -> Sequence[Request]:

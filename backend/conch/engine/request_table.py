@@ -88,7 +88,7 @@ class RequestTable:
     def apply(self, plan: StepPlan) -> None:
         """Make a plan true: preemptions, admissions, and the tokens that are being computed."""
         self._finished.clear()
-        for request_id in reversed(plan.preempted):  # the last victim was admitted first
+        for request_id in plan.preempted:  # each to the head of the queue: the last victim goes first
             request = self._running.pop(request_id)
             request.num_computed = 0
             request.drafts = ()

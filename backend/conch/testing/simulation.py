@@ -123,7 +123,7 @@ class Simulation:
 
     def _apply(self, plan: StepPlan) -> None:
         self.finished.clear()
-        for request_id in reversed(plan.preempted):
+        for request_id in plan.preempted:
             request = self._running.pop(request_id)
             request.num_computed, request.drafts, request.is_known = 0, (), False
             request.num_preemptions += 1
