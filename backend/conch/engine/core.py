@@ -160,7 +160,7 @@ class Engine:
 
     def cancel(self, message: CancelRequest) -> None:
         """End a request or some of its choices, wherever they are; unknown ones are ignored."""
-        for request_id in self._choices.requests(message.request_id, ()):
+        for request_id in self._choices.requests(message.request_id):
             request = self._requests.get(request_id)
             assert request is not None, "the book of choices lists live requests only"
             for choice in request.pending_forks if message.choices else ():
@@ -205,7 +205,7 @@ class Engine:
             self._fail(client_id, Failure(ErrorCode.TIMEOUT, f"the request timed out: {waited}"))
 
     def _fail(self, client_id: int, failure: Failure) -> None:
-        for request_id in self._choices.requests(client_id, ()):
+        for request_id in self._choices.requests(client_id):
             request = self._requests.get(request_id)
             assert request is not None, "the book of choices lists live requests only"
             self._end(request)
@@ -216,6 +216,7 @@ class Engine:
         self._kv.release(request.id)
         self._cache.forget(request.id)
         self._choices.remove(request.id)
+        self._deadlines.forget(request)
 
     # -- accounts ---------------------------------------------------------------------------------
 

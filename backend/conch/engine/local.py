@@ -96,14 +96,17 @@ class LocalEngine:
         """Serve one request alone, yielding its news. Raises RequestError if it fails."""
         request_id = self.add(token_ids, params)
         alive = params.n
-        while alive:
-            for output in self.step():
-                if output.request_id != request_id:
-                    continue
-                if output.failure is not None:
-                    raise RequestError(output.failure.message, output.failure.code)
-                alive -= output.finish_reason is not None
-                yield output
+        try:
+            while alive:
+                for output in self.step():
+                    if output.request_id != request_id:
+                        continue
+                    if output.failure is not None:
+                        raise RequestError(output.failure.message, output.failure.code)
+                    alive -= output.finish_reason is not None
+                    yield output
+        finally:
+            self.cancel(request_id)  # if the caller has stopped listening
 
     def generate(
         self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]

@@ -53,7 +53,8 @@ class CancelRequest(msgspec.Struct, frozen=True, tag="cancel"):
     Attributes
     ----------
     choices
-        Choices to end; empty means all.
+        Choices to end; empty means all. Ending choice 0 before its first token ends all too: the others are
+        forked off it then.
     """
 
     request_id: int

@@ -220,6 +220,8 @@ class EngineClient:
 
     def _wait_for_return(self) -> None:
         """Give the engine up when it is not back in time: by then readiness must tell the truth."""
+        if self._closing.is_set():
+            return
         reason = f"has not come back within {BACK_WITHIN_S:g} s"
         self._patience = threading.Timer(BACK_WITHIN_S, self._events.engine_given_up, [reason])
         self._patience.daemon = True

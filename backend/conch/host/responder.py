@@ -171,9 +171,9 @@ class Responder:
                 self._serve_held()
             case EngineDown():
                 self._accounts.engine_down()
+                self._outage.begin()
                 self._departed.clear()
                 self._end_all(event.error)
-                self._outage.begin()
             case EngineGivenUp():
                 self._outage.lose_hope()
                 self._serve_held()
@@ -286,7 +286,8 @@ class Responder:
             self._end_with(request_id, error)
 
     def _note_departure(self, request: LiveRequest) -> None:
-        if request.unconfirmed:
+        is_served = request.session is not None and request.session is self._outage.session
+        if is_served and request.unconfirmed:
             self._departed[request.id] = request.unconfirmed
 
     def _tell_engine(self, request: LiveRequest, message: CancelRequest) -> None:

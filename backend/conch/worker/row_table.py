@@ -47,7 +47,6 @@ class RowTable:
     def __init__(self, num_rows: int, max_tokens: int, max_blocks: int) -> None:
         self._rows: dict[int, int] = {}
         self._free = list(range(num_rows - 1, -1, -1))
-        self.request_ids = np.zeros(num_rows, np.int64)
         self.params: list[SamplingParams] = [SamplingParams()] * num_rows
         self.token_ids = np.zeros((num_rows, max_tokens), np.int32)
         self.num_tokens = np.zeros(num_rows, np.int64)
@@ -82,7 +81,6 @@ class RowTable:
             self._grow()
         row = self._free.pop()
         self._rows[admission.request_id] = row
-        self.request_ids[row] = admission.request_id
         count = len(admission.token_ids)
         self.token_ids[row, :count] = admission.token_ids
         self.num_tokens[row] = count
