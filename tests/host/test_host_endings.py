@@ -143,6 +143,7 @@ def test_unloading_ends_what_is_live(make_backend):
 def test_termination_ends_what_is_live_before_the_server_does(make_backend):
     backend = make_backend()
     sender = stream(backend, "silent")
+    before = signal.getsignal(signal.SIGTERM)
     watch = TerminationWatch(backend.drain)
     try:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -150,6 +151,7 @@ def test_termination_ends_what_is_live_before_the_server_does(make_backend):
         assert "shutting down" in stream(backend).wait().error.text
     finally:
         watch.close()
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_nothing_of_triton_is_kept(make_backend):

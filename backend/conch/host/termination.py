@@ -27,7 +27,8 @@ class TerminationWatch:
     def close(self) -> None:
         """Put things back; must be called in the main thread."""
         signal.set_wakeup_fd(self._descriptor_before)
-        signal.signal(signal.SIGTERM, self._handler_before or signal.SIG_IGN)
+        before = self._handler_before  # None where it was not set from Python; SIG_DFL is falsy, too
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
         os.close(self._writing)
         self._thread.join()
         os.close(self._reading)
