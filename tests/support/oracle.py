@@ -21,12 +21,24 @@ class Oracle:
         self.model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True
         ).eval()
+        self._gaps: dict[tuple[tuple[int, ...], int], list[tuple[int, float]]] = {}
         self._greedy: dict[tuple[tuple[int, ...], int], list[int]] = {}
 
-    def logits(self, token_ids: list[int]) -> torch.Tensor:
-        """Return the logits after each token, float32 [T, V], in one pass without any cache."""
+    def logits(self, token_ids: list[int], keep: int = 0) -> torch.Tensor:
+        """Return the logits after each token, or the last `keep`: float32 [T, V], without any cache."""
+        ids = torch.tensor([token_ids])
         with torch.inference_mode():
-            return self.model(input_ids=torch.tensor([token_ids]), use_cache=False).logits[0].float()
+            return self.model(input_ids=ids, use_cache=False, logits_to_keep=keep).logits[0].float()
+
+    def gaps(self, prompt: list[int], answer: list[int]) -> list[tuple[int, float]]:
+        """For each token of an answer: the likeliest token there, and by how much its logit is larger."""
+        key = ((*prompt, *answer), len(prompt))
+        if key not in self._gaps:
+            logits = self.logits([*prompt, *answer], keep=len(answer) + 1)[:-1]
+            best, likeliest = logits.max(dim=1)
+            chosen = logits.gather(1, torch.tensor(answer)[:, None]).squeeze(1)
+            self._gaps[key] = list(zip(likeliest.tolist(), (best - chosen).tolist(), strict=True))
+        return self._gaps[key]
 
     def greedy(self, prompt: list[int], count: int) -> list[int]:
         """REF(p, n): the likeliest continuation of `count` tokens, not stopping at EOS."""
@@ -62,15 +74,11 @@ class Same:
         """Fail at the first token that is neither the likeliest nor nearly so."""
         if not answer:
             return
-        logits = self.oracle.logits([*prompt, *answer])[len(prompt) - 1 : -1]
-        best, likeliest = logits.max(dim=1)
-        chosen = logits.gather(1, torch.tensor(answer)[:, None]).squeeze(1)
-        for index, token in enumerate(answer):
-            if token != int(likeliest[index]):
-                gap = float(best[index] - chosen[index])
+        for index, (likeliest, gap) in enumerate(self.oracle.gaps(prompt, answer)):
+            if answer[index] != likeliest:
                 assert gap < NEAR_TIE, (
-                    f"token {index} of {len(answer)} after a prompt of {len(prompt)} is {token}, "
-                    f"not {int(likeliest[index])}; gap {gap:.2g}"
+                    f"token {index} of {len(answer)} after a prompt of {len(prompt)} is {answer[index]}, "
+                    f"not {likeliest}; gap {gap:.2g}"
                 )
                 self.near_ties += 1
         self.positions += len(answer)
