@@ -7,7 +7,7 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from conch.api import API_VERSION, PluginError, hookimpl
+from conch.api import API_VERSION, ConfigError, PluginError, hookimpl
 from conch.engine import catalogue as room
 from conch.engine.catalogue import HOOKS, Catalogue
 
@@ -94,6 +94,15 @@ def test_a_factory_that_raises_names_plugin_and_reason(install):
 
     install(extra=plugin_module(conch_schedulers=lambda: {"mine": build}))
     with pytest.raises(PluginError, match=r"scheduler 'mine'.*'extra'.*ZeroDivisionError: no can do"):
+        Catalogue.load().build("scheduler", "mine", None)
+
+
+def test_what_a_factory_says_on_purpose_is_told_as_it_is(install):
+    def build(context):
+        raise ConfigError("kv_cache_memory_bytes is too small")
+
+    install(extra=plugin_module(conch_schedulers=lambda: {"mine": build}))
+    with pytest.raises(ConfigError, match=r"^kv_cache_memory_bytes is too small$"):
         Catalogue.load().build("scheduler", "mine", None)
 
 

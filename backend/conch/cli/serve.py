@@ -108,4 +108,5 @@ def _repositories(options: argparse.Namespace) -> list[Path]:
         return list(options.repositories)
     name = options.model_name or default_name(options.model)
     settings = {"model": model_reference(options.model)}
-    return [model_repository(ModelEntry(name, settings, options.instances or 1))]
+    instances = 1 if options.instances is None else options.instances
+    return [model_repository(ModelEntry(name, settings, instances))]

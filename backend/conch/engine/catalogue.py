@@ -11,7 +11,7 @@ from typing import Any
 import pluggy
 
 from conch.api import hookspecs
-from conch.api.errors import PluginError
+from conch.api.errors import ConchError, PluginError
 
 GROUP = "conch"
 ALLOW_VARIABLE = "CONCH_PLUGINS"
@@ -96,12 +96,12 @@ class Catalogue:
         return offer.factory
 
     def build(self, seam: str, name: str, *arguments: Any) -> Any:  # noqa: ANN401 - the seam's type, checked by its contract
-        """Build `name`, naming the plugin in the error if it cannot be built."""
+        """Build `name`, naming the plugin in the error if it fails in a way of its own."""
         factory = self.factory(seam, name)
         try:
             return factory(*arguments)
-        except PluginError:
-            raise
+        except ConchError:
+            raise  # says itself what to change
         except Exception as error:
             raise PluginError(
                 f"{seam} {name!r} of {_origin(self._offers[seam][name])} could not be built: "

@@ -51,11 +51,16 @@ def weight_files(folder: Path) -> list[Path]:
     Raises
     ------
     CheckpointError
-        There are none, or the index names one that is missing.
+        There are none, or the index cannot be read or names one that is missing.
     """
     index = folder / _INDEX
     if index.is_file():
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        try:
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise CheckpointError(
+                f"{index} is not an index of weights: {type(error).__name__}: {error}"
+            ) from error
         missing = [name for name in names if not (folder / name).is_file()]
         if missing:
             raise CheckpointError(f"{folder} lacks {', '.join(missing)}, which {_INDEX} names")

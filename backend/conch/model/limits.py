@@ -22,9 +22,11 @@ def resolve_device(device: str) -> str:
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        torch.device(device)
+        kind = torch.device(device).type
     except RuntimeError as error:
         raise ConfigError(f"device must be auto, cpu or cuda[:index], not {device!r}") from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device is {device!r}, and torch {torch.__version__} finds no CUDA device")
     return device
 
 

@@ -137,6 +137,7 @@ def test_repository_create_does_not_overwrite(
         (["--set", "modle=x"], "did you mean 'model'"),
         (["--set", "block_size"], "expected key=value"),
         (["--http-port=many"], "--http-port must be an integer"),
+        (["--instances", "0"], "instances must be 1 or more, not 0"),
         (["--triton-server", "/no/such/tritonserver"], "/no/such/tritonserver lacks"),
         (["--repository", "/no/such/folder"], "/no/such/folder is not a folder"),
         (["stray"], "unexpected argument 'stray'"),

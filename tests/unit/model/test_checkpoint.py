@@ -49,6 +49,15 @@ def test_missing_files_are_named(tmp_path):
         weight_files(folder)
 
 
+@pytest.mark.parametrize(
+    "content", ["", "{", "{}", "[]", '{"weight_map": 3}', '{"weight_map": {"a": 1, "b": "c"}}']
+)
+def test_an_index_that_is_none_is_refused_by_name(tmp_path, content):
+    (tmp_path / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"index\.json is not an index of weights"):
+        weight_files(tmp_path)
+
+
 def test_a_missing_tokenizer_json_is_made_once(tmp_path, own_cache):
     from tokenizers import Tokenizer
     from transformers import GPT2Tokenizer
