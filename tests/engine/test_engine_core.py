@@ -214,6 +214,16 @@ def test_a_row_that_cannot_be_computed_fails_alone():
     assert outputs[2, 0][0] == expected([2], 5)
 
 
+def test_the_prefix_of_a_failed_request_is_not_shared():
+    simulation = simulate(max_num_batched_tokens=8)
+    prompt = list(range(1, 20))
+    _, failures = serve(simulation, ask(1, [*prompt, POISON]))
+    assert failures.keys() == {1}
+    outputs, _ = serve(simulation, ask(2, prompt))
+    assert outputs[2, 0][0] == expected(prompt, 5)
+    assert simulation.engine.stats().prefix_hits == 0
+
+
 @pytest.mark.parametrize("right", [True, False])
 def test_drafts_change_the_number_of_steps_and_nothing_else(right):
     def drafter(tokens, room):

@@ -111,6 +111,9 @@ class PrefixCache(Protocol):
     def holds(self, block: int) -> bool:
         """Whether the block is cached: it may be shared at any time, so it must not be written to."""
 
+    def discard(self, blocks: Sequence[int]) -> None:
+        """Forget what these blocks hold, all of them in use: it has turned out not to be trusted."""
+
     def keep(self, block: int) -> bool:
         """Take over a block whose last user left: True if it is cached and now evictable."""
 

@@ -100,6 +100,7 @@ class Engine:
 
     def _commit_row(self, request: Request, row: Row, brought: RowResult) -> None:
         if brought.failure is not None:
+            self._cache.discard(self._kv.blocks(request.id))  # earlier chunks may have been broken too
             self._fail(self._choices.whose(request.id)[0], brought.failure)
             return
         token_ids, reason = cut(request, brought.token_ids, self._limits.eos_token_ids)

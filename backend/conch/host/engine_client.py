@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -118,6 +119,7 @@ class EngineClient:
         self._closing = threading.Event()
         self._told_progress = ("", 0)
         self._patience: threading.Timer | None = None
+        self._first_start_s = 0.0
         self._first: Future[EngineReady] = Future()
         self._thread = threading.Thread(target=self._supervise, name="conch-engine-client", daemon=True)
 
@@ -129,8 +131,11 @@ class EngineClient:
         ConchError
             It could not start; the message is its own.
         """
+        began = time.monotonic()
         self._thread.start()
-        return self._first.result()
+        ready = self._first.result()
+        self._first_start_s = time.monotonic() - began
+        return ready
 
     @property
     def session(self) -> Session | None:
@@ -222,8 +227,9 @@ class EngineClient:
         """Give the engine up when it is not back in time: by then readiness must tell the truth."""
         if self._closing.is_set():
             return
-        reason = f"has not come back within {BACK_WITHIN_S:g} s"
-        self._patience = threading.Timer(BACK_WITHIN_S, self._events.engine_given_up, [reason])
+        patience_s = max(BACK_WITHIN_S, 2 * self._first_start_s)
+        reason = f"has not come back within {patience_s:.0f} s"
+        self._patience = threading.Timer(patience_s, self._events.engine_given_up, [reason])
         self._patience.daemon = True
         self._patience.start()
 

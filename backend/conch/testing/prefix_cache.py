@@ -106,3 +106,12 @@ class PrefixCacheContract:
             assert len(evicted) <= 1
             assert not set(evicted) & set(cache.match(request(number, list(range(20)))))
         assert cache.num_evictable == 0
+
+    def test_discards_what_cannot_be_trusted(self) -> None:
+        """A discarded block is not matched again, and is not kept when its user leaves."""
+        cache = self.build(make_context())
+        cache.insert(request(1, list(range(12))), [1, 2, 3], 12)
+        cache.discard([1, 2, 3, 9])
+        assert cache.match(request(2, list(range(12)))) == []
+        assert not any(cache.keep(block) for block in (1, 2, 3))
+        assert cache.num_evictable == 0

@@ -23,7 +23,9 @@ def most_useful_blocks(config: EngineConfig, spec: ModelSpec) -> int:
 
 
 def blocks_in(config: EngineConfig, spec: ModelSpec, kernel: AttentionKernel, free_bytes: int) -> int:
-    """Return the number of blocks: the override, else what fits into `free_bytes`; never more than is useful.
+    """Return the number of blocks: the override, else what fits into `free_bytes`.
+
+    Without a prefix cache never more than is useful: what no running request can fill stays empty.
 
     Raises
     ------
@@ -38,6 +40,8 @@ def blocks_in(config: EngineConfig, spec: ModelSpec, kernel: AttentionKernel, fr
             f"{max(free_bytes, 0) / MIB:.2f} MiB are left; raise kv_cache_memory_bytes "
             "(or gpu_memory_utilization)"
         )
+    if config.num_gpu_blocks_override or config.enable_prefix_caching:
+        return fitting
     return min(fitting, most_useful_blocks(config, spec))
 
 

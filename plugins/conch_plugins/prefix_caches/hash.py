@@ -139,6 +139,12 @@ class HashPrefixCache:
         """Whether the block is cached."""
         return block in self._index.by_block
 
+    def discard(self, blocks: Sequence[int]) -> None:
+        """Forget blocks that are in use; what was cached behind them can be found no more, and ages out."""
+        for block in blocks:
+            if block in self._index.by_block:
+                self._index.remove(block)
+
     def keep(self, block: int) -> bool:
         """Take over a block whose last user left, if it is cached."""
         if block not in self._index.by_block:

@@ -26,6 +26,9 @@ class NoPrefixCache:
         """Hold nothing."""
         return False
 
+    def discard(self, blocks: Sequence[int]) -> None:
+        """Have nothing to forget."""
+
     def keep(self, block: int) -> bool:
         """Decline."""
         return False
