@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from loadgen import machine, report
+from loadgen import machine, processes, report
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from serving_experiments.bench import DEMO_MODEL, Bench
@@ -86,6 +86,7 @@ def run(bench: Bench, names: list[str], console: Console) -> tuple[dict[str, Any
 
 def main() -> int:
     """Run, write, print."""
+    processes.unwind_on_sigterm()
     arguments = parse_arguments()
     output, errors = report.consoles()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

@@ -197,6 +197,7 @@ def soak(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 def main() -> int:
     """Run, write, print."""
+    processes.unwind_on_sigterm()
     arguments = parse_arguments()
     output, errors = report.consoles()
     environment = machine.describe()

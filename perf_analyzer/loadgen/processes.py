@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -111,3 +113,8 @@ def end_family(pid: int, grace_s: float) -> None:
     for process in alive:
         process.kill()
     psutil.wait_procs(alive, timeout=5)
+
+
+def unwind_on_sigterm() -> None:
+    """Let SIGTERM end a benchmark the way an exception does, so that what it has started ends with it."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
