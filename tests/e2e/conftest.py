@@ -31,7 +31,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """Small models under explicit model control; `tiny` is loaded."""
     folder = tmp_path_factory.mktemp("lab")
     write_lab_models(folder / "models")
-    flags = ["--model-control-mode=explicit", "--load-model=tiny"]
+    flags = ["--model-control-mode=explicit", "--load-model=tiny", "--exit-timeout-secs=3"]
     with RunningServer(folder / "server.log", repository=folder / "models", flags=flags) as server:
         yield Lab(server)
 

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from support.lab import Lab
-from support.leaving import GrpcLeaver, HttpLeaver
+from support.leaving import HttpLeaver
 from support.server import are_gone, wait_until
 from support.stream_client import StreamClient, wait_until_streaming
 from support.wire import ServedModel
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.e2e
 
 CYCLES = 5
 MEMORY_SLACK_MB = 8
-LONG = {"text_input": "there is a house", "parameters": {"max_tokens": 3000, "ignore_eos": True}}
+LONG = {"text_input": "there is a house", "parameters": {"max_tokens": 1500, "ignore_eos": True}}
 
 
 def server_memory_mb(lab: Lab) -> float:
@@ -30,10 +30,13 @@ def new_processes(lab: Lab, before: set[int]) -> list[psutil.Process]:
 
 
 def use_and_leave(lab: Lab, model: ServedModel) -> None:
-    """One complete stream, and two that their clients leave."""
+    """One complete stream, and two that their clients leave.
+
+    Over HTTP: see `Lab.loaded` for what Triton does to cancelled gRPC streams.
+    """
     lab.assert_canary(model)
-    for leaver in (HttpLeaver, GrpcLeaver):
-        client = leaver(model, LONG)
+    for _ in range(2):
+        client = HttpLeaver(model, LONG)
         client.read_events(2)
         client.leave()
 

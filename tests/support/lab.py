@@ -78,13 +78,16 @@ class Lab:
 
     @contextmanager
     def loaded(self, name: str) -> Iterator[ServedModel]:
-        """Serve a model for a while."""
+        """Serve a model for a while.
+
+        Its end is not waited for: the gRPC front end of Triton 2.51 loses track of about one in 300 streams
+        that their clients cancel, and a model with such a stream is never unloaded.
+        """
         self.load(name)
         try:
             yield ServedModel(self.server, name)
         finally:
             self.unload(name)
-            self.wait_until_unloaded(name)
 
     def load(self, name: str) -> None:
         self._control(f"models/{name}/load")

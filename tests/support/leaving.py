@@ -33,6 +33,7 @@ class HttpLeaver:
             assert chunk, "the stream ended before the client wanted to leave"
             self.received += chunk
             assert self.received.startswith(b"HTTP/1.1 200"), self.received
+            assert not self.received.endswith(b"\r\n0\r\n\r\n"), "the answer was complete before that"
 
     def read_to_the_end(self) -> bool:
         """Read what is left; whether the server has closed the connection."""
