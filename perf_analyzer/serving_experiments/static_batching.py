@@ -33,7 +33,7 @@ def workload(count: int, outputs: tuple[int, ...], seed: int) -> list[dict[str, 
 
 def measure(bench: Bench) -> dict[str, Any]:
     """Alternate the three for `ROUNDS` rounds; the work of a round is the same for all."""
-    count = 8 if bench.quick else 4 * BATCH
+    count = 8 if bench.quick else 2 * BATCH
     batch = 4 if bench.quick else BATCH
     outputs = (2, 4, 8, 12) if bench.quick else OUTPUT_TOKENS
     rounds = 1 if bench.quick else ROUNDS
