@@ -124,27 +124,25 @@ class LocalWorker:
         results = []
         first = 0
         for row in rows:
-            if not row.samples:
-                results.append(RowResult(row.request_id, ()))
-                continue
-            width = 1 + len(row.drafts)
-            failure = _failure(sampled, range(first, first + width))
-            if failure is not None:
-                results.append(RowResult(row.request_id, (), failure=failure))
-                first += width
-                continue
-            tokens = sampled.token_ids[first : first + width]
-            count = accepted_count(row.drafts, tokens)
-            accepted = tuple(tokens[:count])
-            self._table.append(self._table.row_of(row.request_id), accepted)
-            logprobs = (
-                tuple(sampled.logprobs[index] for index in range(first, first + count))
-                if first in sampled.logprobs
-                else None
-            )
-            results.append(RowResult(row.request_id, accepted, (), logprobs))
+            width = 1 + len(row.drafts) if row.samples else 0
+            results.append(self._accept_row(row, sampled, range(first, first + width)))
             first += width
         return results
+
+    def _accept_row(self, row: Row, sampled: Sampled, logit_rows: range) -> RowResult:
+        if not row.samples:
+            return RowResult(row.request_id, ())
+        failure = _failure(sampled, logit_rows)
+        if failure is not None:
+            return RowResult(row.request_id, (), failure=failure)
+        tokens = sampled.token_ids[logit_rows.start : logit_rows.stop]
+        count = accepted_count(row.drafts, tokens)
+        accepted = tuple(tokens[:count])
+        self._table.append(self._table.row_of(row.request_id), accepted)
+        logprobs = None
+        if logit_rows.start in sampled.logprobs:
+            logprobs = tuple(sampled.logprobs[index] for index in logit_rows[:count])
+        return RowResult(row.request_id, accepted, (), logprobs)
 
     def _with_drafts(self, results: list[RowResult]) -> tuple[RowResult, ...]:
         """Ask the drafter what comes next in each row that sampled."""
