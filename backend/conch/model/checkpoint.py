@@ -8,7 +8,7 @@ from pathlib import Path
 
 from conch.api import CheckpointError, EngineConfig
 from conch.api.config import resolve_model_reference
-from conch.model.cache import cached_folder, digest_of_file, digest_of_stats
+from conch_kernels.cache import cached_folder, digest_of_file, digest_of_stats
 
 Progress = Callable[[str, float], None]
 

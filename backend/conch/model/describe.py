@@ -16,7 +16,7 @@ import torch
 
 from conch.api import AttentionSpec, CheckpointError, EngineConfig, ModelSpec
 from conch.model.attention import IMPLEMENTATION, STEP_KEYWORD, register_attention
-from conch.model.cache import digest_of_stats
+from conch_kernels.cache import digest_of_stats
 from conch.model.checkpoint import weight_files
 from conch.model.limits import choose_dtype, choose_max_model_len, read_eos_token_ids, resolve_device
 from conch.model.rope import pin_rope

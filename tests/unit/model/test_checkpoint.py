@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from conch.api import CheckpointError
-from conch.model.cache import cached_folder
+from conch_kernels.cache import cached_folder
 from conch.model.checkpoint import resolve_checkpoint, weight_files
 from support.tiny import tiny_checkpoint
 from support.worker_driver import config_for, silent

@@ -1,4 +1,4 @@
-"""Folders that are made once and then kept: converted checkpoints and tokenizers."""
+"""Folders that are made once and then kept: compiled kernels, converted checkpoints and tokenizers."""
 
 from __future__ import annotations
 

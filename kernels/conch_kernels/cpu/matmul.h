@@ -1,0 +1,88 @@
+// Products of a few or many rows with a packed matrix of fp32 or bf16.
+//
+// A tile multiplies up to MAX_ROWS rows with one panel and holds all its sums in registers; while it does, it
+// fetches the panel that comes next, because for a few rows the time goes into reading weights. Many rows are
+// taken in blocks that stay in the second-level cache.
+#pragma once
+
+#include <array>
+#include <utility>
+
+#include "matrix.h"
+#include "team.h"
+
+namespace conch {
+
+// out[ROWS][PANEL] = rows of a times one panel.
+template <class E, int ROWS>
+void tile(const E* a, ptrdiff_t stride, const E* panel, int depth, const char* ahead, float* out) {
+    constexpr int fold = Element<E>::fold;
+    F32 sums[ROWS][2] = {};
+    const E* third[(ROWS + 2) / 3];  // every third row; the two after it are reached by the stride
+    for (int i = 0; i < (ROWS + 2) / 3; i++) third[i] = a + 3 * i * stride;
+    for (int k = 0; k < depth; k += fold) {
+        auto left = load_panel(panel), right = load_panel(panel + LANES * fold);
+        panel += PANEL * fold;
+        prefetch_to_l2(ahead);
+        ahead += 64;
+        if constexpr (ROWS <= MAX_ROWS / 2) {  // few rows read a panel once: fetch all of the next one now
+            prefetch_to_l2(ahead);
+            ahead += 64;
+        }
+#pragma GCC unroll 16
+        for (int m = 0; m < ROWS; m++) {
+            auto x = Element<E>::spread(third[m / 3] + (m % 3) * stride);
+            sums[m][0] = Element<E>::dot(sums[m][0], x, left);
+            sums[m][1] = Element<E>::dot(sums[m][1], x, right);
+        }
+#pragma GCC unroll 4
+        for (int i = 0; i < (ROWS + 2) / 3; i++) {
+            third[i] += fold;
+            asm("" : "+r"(third[i]));  // keep one pointer for three rows, not one for each
+        }
+    }
+#pragma GCC unroll 16
+    for (int m = 0; m < ROWS; m++) {
+        store(out + m * PANEL, sums[m][0]);
+        store(out + m * PANEL + LANES, sums[m][1]);
+    }
+}
+
+template <class E>
+using Tile = void (*)(const E*, ptrdiff_t, const E*, int, const char*, float*);
+
+template <class E, int... ROWS>
+constexpr std::array<Tile<E>, sizeof...(ROWS)> tiles(std::integer_sequence<int, ROWS...>) {
+    return {tile<E, ROWS + 1>...};
+}
+
+template <class E>
+inline constexpr auto TILES = tiles<E>(std::make_integer_sequence<int, MAX_ROWS>{});
+
+// For each tile of left * weight: finish(first row, rows, first column, values [rows][PANEL]). To be called by
+// all members of the team; returns when the whole product is done.
+template <class E, class Finish>
+void multiply(Team& team, Left<E> left, const Matrix& weight, Finish finish) {
+    const Cut cut(left.count, weight.num_panels(), team.size());
+    const size_t panel_bytes = weight.panel_bytes();
+    team.each(cut.items(), [&](int item) {
+        alignas(64) float values[MAX_ROWS * PANEL];
+        int first = item / cut.runs * cut.block_rows, last = std::min(left.count, first + cut.block_rows);
+        int panel = item % cut.runs * cut.run, end = std::min(cut.panels, panel + cut.run);
+        int tiles = ceil_div(last - first, MAX_ROWS);
+        for (; panel < end; panel++) {
+            const char* weights = weight.panels + panel * panel_bytes;
+            const char* ahead = weights + panel_bytes;
+            for (int i = 0; i < tiles; i++) {
+                int row = first + (last - first) * i / tiles;
+                int rows = first + (last - first) * (i + 1) / tiles - row;
+                TILES<E>[rows - 1](left.data + ptrdiff_t(row) * left.stride, left.stride,
+                                   reinterpret_cast<const E*>(weights), weight.depth, ahead, values);
+                ahead += size_t(weight.depth / Element<E>::fold) * 64;
+                finish(row, rows, panel * PANEL, values);
+            }
+        }
+    });
+}
+
+}  // namespace conch

@@ -1,0 +1,100 @@
+// A team of threads that go through a step together, one phase after the other.
+//
+// All members run the same function. A phase is `each(count, work)`: items are claimed one by one, so a member
+// whose core is busy with something else does less, and nobody leaves the phase before all items are done. Two
+// hundred phases make a step, so waiting spins, but only briefly: on shared cores the one that is waited for
+// may need this very core.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <thread>
+#include <vector>
+
+namespace conch {
+
+class Team {
+   public:
+    explicit Team(int size) : size_(size) {
+        for (int member = 1; member < size; member++) threads_.emplace_back([this, member] { serve(member); });
+    }
+
+    ~Team() {
+        ending_ = true;
+        start();
+        for (auto& thread : threads_) thread.join();
+    }
+
+    int size() const { return size_; }
+
+    // Run `job(member)` on every member, the caller being member 0; returns when all are through.
+    void run(const std::function<void(int)>& job) {
+        job_ = &job;
+        start();
+        job(0);
+        barrier();
+    }
+
+    // To be called by all members: each item of [0, count) is done once, by whoever comes first.
+    template <class Work>
+    void each(int count, Work work) {
+        for (int item; (item = next_.fetch_add(1, std::memory_order_relaxed)) < count;) work(item);
+        barrier();
+    }
+
+    // Wait until all members have come here.
+    void barrier() {
+        if (size_ == 1) {
+            next_.store(0, std::memory_order_relaxed);
+            return;
+        }
+        uint32_t phase = phase_.load(std::memory_order_relaxed);
+        if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size_ - 1) {
+            arrived_.store(0, std::memory_order_relaxed);
+            next_.store(0, std::memory_order_relaxed);
+            phase_.store(phase + 1, std::memory_order_release);
+            phase_.notify_all();
+        } else {
+            wait_while(phase_, phase);
+        }
+    }
+
+   private:
+    static constexpr int SPINS = 2000;  // some 30 us
+
+    static void wait_while(std::atomic<uint32_t>& value, uint32_t old) {
+        for (int i = 0; i < SPINS; i++) {
+            if (value.load(std::memory_order_acquire) != old) return;
+#if defined(__x86_64__)
+            __builtin_ia32_pause();
+#endif
+        }
+        value.wait(old, std::memory_order_acquire);
+    }
+
+    void start() {
+        runs_.fetch_add(1, std::memory_order_release);
+        runs_.notify_all();
+    }
+
+    void serve(int member) {
+        for (uint32_t seen = 0;; seen++) {
+            wait_while(runs_, seen);
+            if (ending_) return;
+            (*job_)(member);
+            barrier();
+        }
+    }
+
+    const int size_;
+    std::vector<std::thread> threads_;
+    const std::function<void(int)>* job_ = nullptr;
+    bool ending_ = false;
+    alignas(64) std::atomic<uint32_t> runs_{0};
+    alignas(64) std::atomic<int> next_{0};
+    alignas(64) std::atomic<int> arrived_{0};
+    alignas(64) std::atomic<uint32_t> phase_{0};
+};
+
+}  // namespace conch
