@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from conch.api import CheckpointError
+from conch.model.gguf_config import config_of
+from conch.model.gguf_file import GgufFile
+from conch.model.gguf_weights import GgufWeights
 
 Metadata = Mapping[str, Any]
+Progress = Callable[[float], None]
 _CONTROL_TOKEN = 3
-_UNREAD = ("tokenizer.ggml.merges", "tokenizer.ggml.scores")  # long, and of no use here
 
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|end_of_turn|>", "<|eom_id|>")
 """Control tokens that end an answer wherever a vocabulary has them."""
@@ -39,10 +42,11 @@ def convert_gguf(path: Path, folder: Path, progress: Any) -> None:  # noqa: ANN4
     """
     stage = f"converting {path.name}"
     progress(stage, 0.0)
-    metadata = read_metadata(path)
+    file = open_gguf(path)
+    metadata = file.metadata
     _convert_tokenizer(path, folder, metadata)
     progress(stage, 0.2)
-    config = _convert_weights(path, folder)
+    config = _convert_weights(file, folder, lambda done: progress(stage, 0.2 + 0.7 * done))
     progress(stage, 0.9)
     eos = sorted(eos_token_ids(metadata))
     config["dtype"] = "bfloat16"
@@ -57,22 +61,20 @@ def convert_gguf(path: Path, folder: Path, progress: Any) -> None:  # noqa: ANN4
     progress(stage, 1.0)
 
 
-def read_metadata(path: Path) -> dict[str, Any]:
-    """Read the key-value pairs of a GGUF file, but for merges and scores."""
-    try:
-        import gguf
+def open_gguf(path: Path) -> GgufFile:
+    """Read the header of a GGUF file, if the package that reads its tensors is there."""
+    _require("gguf", path)
+    return GgufFile(path)
 
-        import_module("accelerate")  # transformers needs it to read GGUF
+
+def _require(package: str, path: Path) -> None:
+    try:
+        import_module(package)
     except ImportError as error:
         raise CheckpointError(
             f"reading {path.name} needs the package {error.name!r}: pip install 'conch[gguf]', "
             "or pip install gguf accelerate"
         ) from error
-    try:
-        fields = gguf.GGUFReader(path).fields
-        return {name: field.contents() for name, field in fields.items() if name not in _UNREAD}
-    except (ValueError, OSError, KeyError, IndexError) as error:
-        raise CheckpointError(f"{path} is not a readable GGUF file: {error}") from error
 
 
 def eos_token_ids(metadata: Metadata) -> set[int]:
@@ -90,12 +92,29 @@ def _control_tokens(metadata: Metadata) -> dict[str, int]:
     return {token: index for index, (token, kind) in pairs if kind == _CONTROL_TOKEN}
 
 
-def _convert_weights(path: Path, folder: Path) -> dict[str, Any]:
-    """Write model.safetensors; returns the config, which no longer speaks of quantisation."""
-    import torch
+def _convert_weights(file: GgufFile, folder: Path, progress: Progress) -> dict[str, Any]:
+    """Write model.safetensors; returns the config, which does not speak of quantisation."""
     from safetensors.torch import save_file
+
+    try:
+        stored = GgufWeights(file)
+    except CheckpointError:  # an architecture that needs more than new names
+        weights, config = _through_transformers(file.path)
+    else:
+        weights, config = {}, config_of(file)
+        for index, name in enumerate(stored.names()):
+            weights[name] = stored.dense(name)
+            progress(index / len(stored.names()))
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return config
+
+
+def _through_transformers(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Load the whole model; returns its weights and its config."""
+    import torch
     from transformers import AutoModelForCausalLM
 
+    _require("accelerate", path)
     try:
         model = AutoModelForCausalLM.from_pretrained(
             path.parent,
@@ -112,11 +131,10 @@ def _convert_weights(path: Path, folder: Path) -> dict[str, Any]:
         if weight.data_ptr() not in storages:  # tied weights are stored once, under their first name
             storages.add(weight.data_ptr())
             weights[name] = weight.contiguous()
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     config: dict[str, Any] = model.config.to_dict()
     config.pop("quantization_config", None)
     config["architectures"] = [type(model).__name__]
-    return config
+    return weights, config
 
 
 def _dequantize() -> dict[str, Any]:
@@ -130,10 +148,13 @@ def _dequantize() -> dict[str, Any]:
 
 def _convert_tokenizer(path: Path, folder: Path, metadata: Metadata) -> None:
     from tokenizers import AddedToken
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+    # For llama AutoTokenizer ends in the class below, but reads the whole metadata on its way there.
+    plain = metadata.get("general.architecture") == "llama"
+    kind = PreTrainedTokenizerFast if plain else AutoTokenizer
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
+        tokenizer = kind.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
     except Exception as error:
         raise CheckpointError(f"transformers cannot read the tokenizer of {path.name}: {error}") from error
     backend = tokenizer.backend_tokenizer

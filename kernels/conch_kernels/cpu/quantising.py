@@ -1,7 +1,7 @@
 """Quantised weights in panels, made from floats or from the blocks of a GGUF file; see quantised.h.
 
-A block of GGUF and a group of a panel hold the same: 32 numbers down one column, an fp16 scale, perhaps an fp16
-minimum. So what a file says is kept to the bit; only the order of its bytes changes.
+A block of GGUF and a group of a panel hold the same: 32 numbers down one column, an fp16 scale, perhaps an
+fp16 minimum. So what a file says is kept to the bit; only the order of its bytes changes.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def repack(blocks: torch.Tensor, layout: GroupFormat) -> torch.Tensor:
     torch.Tensor
         uint8 [panels, panel bytes]; columns that fill up the last panel are 0.
     """
-    groups = blocks.unflatten(1, (-1, layout.block_bytes))
+    groups = blocks.reshape(blocks.shape[0], -1, layout.block_bytes)
     halves, numbers = groups[..., : 2 * layout.halves], groups[..., 2 * layout.halves :]
     if layout is U8:
         numbers = numbers ^ 0x80  # from signed to a zero point of 128
@@ -89,7 +89,7 @@ def blocks_of(weight: torch.Tensor, layout: GroupFormat) -> torch.Tensor:
     The rules are those of GGUF: the largest magnitude becomes 127 in 8 bits and -8 in 4, and with a minimum
     the range is cut into 15 equal steps.
     """
-    groups = weight.float().unflatten(1, (-1, GROUP))
+    groups = weight.float().reshape(weight.shape[0], -1, GROUP)
     halves, numbers = _RULES[layout.kind](groups)
     if layout.bits == 4:
         low, high = numbers.chunk(2, dim=2)
@@ -99,13 +99,12 @@ def blocks_of(weight: torch.Tensor, layout: GroupFormat) -> torch.Tensor:
 
 def dequantise(panels: torch.Tensor, layout: GroupFormat, columns: int) -> torch.Tensor:
     """Return the weights that `panels` stand for: float32 [columns, depth]."""
-    words = PANEL * layout.block_bytes
-    groups = panels.unflatten(1, (-1, words))  # [panels, groups, bytes]
+    count = panels.shape[0]
+    groups = panels.view(count, -1, PANEL * layout.block_bytes)
     head = 2 * PANEL * layout.halves
-    halves = (
-        groups[..., :head].contiguous().view(torch.float16).float().unflatten(2, (layout.halves, 1, PANEL))
-    )
-    numbers = groups[..., head:].unflatten(2, (-1, PANEL, 4)).transpose(3, 4)
+    halves = groups[..., :head].contiguous().view(torch.float16).float()
+    halves = halves.view(count, -1, layout.halves, 1, PANEL)
+    numbers = groups[..., head:].reshape(*groups.shape[:2], -1, PANEL, 4).transpose(3, 4)
     if layout.bits == 4:
         numbers = torch.cat([numbers & 15, numbers >> 4], dim=2)
     zero = {U8: 128, U4: 8, U4M: 0}[layout]
@@ -117,7 +116,7 @@ def dequantise(panels: torch.Tensor, layout: GroupFormat, columns: int) -> torch
 
 
 def _side_by_side(values: torch.Tensor, item: torch.dtype) -> torch.Tensor:
-    """Columns of a panel next to each other: uint8 [columns, groups, n] -> uint8 [panels, groups, PANEL * n]."""
+    """Interleave the columns of each panel: uint8 [columns, groups, n] -> [panels, groups, PANEL * n]."""
     items = values.contiguous().view(item)
     columns, groups, count = items.shape
     missing = panels_of(columns) * PANEL - columns

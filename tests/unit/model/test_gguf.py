@@ -15,7 +15,7 @@ from conch.api import CheckpointError, ConfigError, SamplingParams
 from conch.api.config import resolve_model_reference
 from conch.model import gguf as converter
 from conch.model.checkpoint import resolve_checkpoint
-from conch.model.gguf import eos_token_ids, read_metadata
+from conch.model.gguf import eos_token_ids, open_gguf
 from conch.worker import prepare
 from support.oracle import Oracle, Same
 from support.tiny import tiny_root
@@ -103,7 +103,7 @@ def test_weights_are_those_of_the_file(converted):
 
 
 def test_control_tokens_are_single_and_no_bos_is_added(converted, tokenizer):
-    metadata = read_metadata(_path())
+    metadata = open_gguf(Path(_path())).metadata
     control = [
         (index, token)
         for index, token in enumerate(metadata["tokenizer.ggml.tokens"])
