@@ -61,8 +61,11 @@ def conch_prefix_caches() -> Mapping[str, Callable[[BuildContext], PrefixCache]]
 
 @hookimpl
 def conch_attention_kernels() -> Mapping[str, Callable[[BuildContext], AttentionKernel]]:
-    """`torch`: plain torch operations, on every device."""
-    return {"torch": LazyKernel("conch_plugins.attention.torch_paged:TorchPagedAttention")}
+    """`cpu`: C++, for fp32 and bf16 on CPUs; `torch`: plain torch operations, on every device."""
+    return {
+        "cpu": LazyKernel("conch_plugins.attention.cpu_paged:CpuPagedAttention"),
+        "torch": LazyKernel("conch_plugins.attention.torch_paged:TorchPagedAttention"),
+    }
 
 
 @hookimpl

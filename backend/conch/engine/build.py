@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,6 +20,8 @@ from conch.engine.protocol import EngineReady
 from conch.worker import LocalWorker, Prepared, prepare
 
 ProgressCallback = Callable[[str, float], None]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,7 @@ def build_engine(config: EngineConfig, progress: ProgressCallback) -> BuiltEngin
     catalogue = Catalogue.load()
     prepared = prepare(config, progress)
     context = BuildContext(_effective(config, prepared.spec.max_model_len), prepared.spec)
-    parts = _build_parts(catalogue, context, prepared, progress)
+    parts = _build_parts(catalogue, with_kernel(catalogue, context), prepared, progress)
     limits = _limits(context, parts)
     return BuiltEngine(Engine(parts, limits, config.seed), _info(prepared, limits, parts))
 
@@ -61,7 +65,6 @@ def _build_parts(
     catalogue: Catalogue, context: BuildContext, prepared: Prepared, progress: ProgressCallback
 ) -> Parts:
     config = context.config
-    _check_kernel(catalogue, context)
 
     def build_worker() -> Worker:
         kernel = catalogue.build("attention_kernel", config.attention_kernel, context)
@@ -79,17 +82,37 @@ def _build_parts(
     return Parts(scheduler, kv_manager, prefix_cache, parallelism)
 
 
-def _check_kernel(catalogue: Catalogue, context: BuildContext) -> None:
+def with_kernel(catalogue: Catalogue, context: BuildContext) -> BuildContext:
+    """Settle which attention kernel ``auto`` means; refuse one that cannot serve the model."""
     name = context.config.attention_kernel
-    unfit = getattr(catalogue.factory("attention_kernel", name), "unfit", None)
-    if unfit is None:
-        raise PluginError(f"attention_kernel {name!r}: its factory has no `unfit`")
-    reasons = unfit(context.model.attention)
+    if name == "auto":
+        config = msgspec.structs.replace(context.config, attention_kernel=_best_kernel(catalogue, context))
+        return dataclasses.replace(context, config=config)
+    reasons = _unfit(catalogue, name, context)
     if reasons:
         raise PluginError(
             f"attention_kernel {name!r} cannot serve {context.model.name}: {'; '.join(reasons)}. "
             f"Installed: {', '.join(catalogue.names('attention_kernel'))}"
         )
+    return context
+
+
+def _best_kernel(catalogue: Catalogue, context: BuildContext) -> str:
+    """Return ``cpu`` where it can serve the model, else ``torch``, which serves all."""
+    if not context.model.attention.device.startswith("cpu"):
+        return "torch"
+    reasons = _unfit(catalogue, "cpu", context)
+    if reasons:
+        _log.warning("attention_kernel 'torch' is used, which is slower than 'cpu': %s", "; ".join(reasons))
+    return "torch" if reasons else "cpu"
+
+
+def _unfit(catalogue: Catalogue, name: str, context: BuildContext) -> list[str]:
+    unfit = getattr(catalogue.factory("attention_kernel", name), "unfit", None)
+    if unfit is None:
+        raise PluginError(f"attention_kernel {name!r}: its factory has no `unfit`")
+    reasons: list[str] = unfit(context.model.attention)
+    return reasons
 
 
 def _limits(context: BuildContext, parts: Parts) -> Limits:

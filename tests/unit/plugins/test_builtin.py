@@ -15,7 +15,7 @@ NAMES = {
     "conch_schedulers": {"fcfs"},
     "conch_kv_managers": {"paged"},
     "conch_prefix_caches": {"hash", "none"},
-    "conch_attention_kernels": {"torch"},
+    "conch_attention_kernels": {"cpu", "torch"},
     "conch_drafters": {"none"},
     "conch_parallelisms": {"single"},
     "conch_routers": {"least_loaded", "round_robin"},
