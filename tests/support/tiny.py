@@ -88,6 +88,8 @@ FAMILIES = {
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "phi": {"num_key_value_heads": 4, "partial_rotary_factor": 0.5},
     "phi3": {},
+    "olmo2": {"num_key_value_heads": 4},
+    "smollm3": {"no_rope_layers": [1, 0]},
     "gpt_neox": {"rotary_pct": 0.5},
     "opt": {"word_embed_proj_dim": 48, "ffn_dim": 96},
     "granite": {

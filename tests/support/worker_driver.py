@@ -7,7 +7,10 @@ from pathlib import Path
 
 from conch.api import Admission, BuildContext, EngineConfig, Row, RowResult, SamplingParams, StepPlan
 from conch.worker import LocalWorker, prepare
+from conch_plugins.attention.cpu_paged import CpuPagedAttention
 from conch_plugins.attention.torch_paged import TorchPagedAttention
+
+KERNELS = {"torch": TorchPagedAttention, "cpu": CpuPagedAttention}
 
 
 class NoDrafts:
@@ -31,10 +34,10 @@ def config_for(folder: Path | str, **settings) -> EngineConfig:
 
 
 def build_worker(folder: Path, drafter=None, **settings) -> LocalWorker:
-    """Build a worker over the torch kernel."""
-    config = config_for(folder, **settings)
+    """Build a worker over the kernel that `attention_kernel` names: `torch`, unless it is given."""
+    config = config_for(folder, **{"attention_kernel": "torch", **settings})
     prepared = prepare(config, silent)
-    kernel = TorchPagedAttention(BuildContext(config, prepared.spec))
+    kernel = KERNELS[config.attention_kernel](BuildContext(config, prepared.spec))
     return LocalWorker(prepared, kernel, drafter or NoDrafts(), silent)
 
 

@@ -16,6 +16,7 @@ import msgspec
 from conch.api.errors import ConfigError
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+ModelImpl = Literal["auto", "fused", "transformers"]
 MIB = 1 << 20
 
 
@@ -28,6 +29,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         A folder in Hugging Face layout, or a GGUF file; ``package:NAME/FILE`` is one inside a Python package.
     dtype
         Of weights, activations and KV cache. ``auto`` is what the checkpoint's config states.
+    model_impl
+        ``fused``: our decoder, one native call a step; ``transformers``: its own modules around our attention;
+        ``auto``: the first where the model and the attention kernel allow it.
     device
         ``auto`` is CUDA where there is a device, else the CPU.
     max_model_len
@@ -50,16 +54,21 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Requests that may wait; one more is refused as unavailable.
     queue_timeout_s
         Seconds that a request may wait for its first step; None is for ever.
+    stream_interval
+        Tokens that each response of a stream holds, but for the first, which comes at once, and the last.
     num_threads
         Compute threads on a CPU; None is one for each core that the process may use.
     seed
         Where the seeds of unseeded requests come from; None is the operating system.
     trust_remote_code
         Whether code that comes with a checkpoint may run.
+    attention_kernel
+        ``auto`` is ``cpu`` where that can serve the model, else ``torch``.
     """
 
     model: str
     dtype: DType = "auto"
+    model_impl: ModelImpl = "auto"
     device: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 64
@@ -71,6 +80,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     gpu_memory_utilization: float = 0.9
     max_queue_size: int = 1024
     queue_timeout_s: float | None = None
+    stream_interval: int = 1
     num_threads: int | None = None
     seed: int | None = None
     trust_remote_code: bool = False
@@ -78,7 +88,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     scheduler: str = "fcfs"
     kv_manager: str = "paged"
     prefix_cache: str = "hash"
-    attention_kernel: str = "torch"
+    attention_kernel: str = "auto"
     drafter: str = "none"
     parallelism: str = "single"
 
@@ -107,6 +117,7 @@ _POSITIVE = (
     "num_gpu_blocks_override",
     "kv_cache_memory_bytes",
     "queue_timeout_s",
+    "stream_interval",
     "num_threads",
 )
 

@@ -49,7 +49,7 @@ class PagedStep:
         KV pool of each layer.
     """
 
-    __slots__ = ("_kernel", "_plan", "_pools")
+    __slots__ = ("_kernel", "plan", "pools")
 
     def __init__(
         self,
@@ -58,8 +58,8 @@ class PagedStep:
         pools: Sequence[torch.Tensor],
     ) -> None:
         self._kernel = kernel
-        self._plan = plan
-        self._pools = pools
+        self.plan = plan
+        self.pools = pools
 
     def attend(
         self,
@@ -74,13 +74,13 @@ class PagedStep:
         scale = constants.get("scaling")
         layer = AttentionLayer(
             index,
-            self._pools[index],
+            self.pools[index],
             query.shape[-1] ** -0.5 if scale is None else scale,
             constants.get("sliding_window"),
             constants.get("softcap"),
             constants.get("s_aux"),
         )
-        return self._kernel.run(query, key, value, layer, self._plan)
+        return self._kernel.run(query, key, value, layer, self.plan)
 
 
 def register_attention() -> None:

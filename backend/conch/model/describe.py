@@ -16,10 +16,10 @@ import torch
 
 from conch.api import AttentionSpec, CheckpointError, EngineConfig, ModelSpec
 from conch.model.attention import IMPLEMENTATION, STEP_KEYWORD, register_attention
-from conch_kernels.cache import digest_of_stats
 from conch.model.checkpoint import weight_files
 from conch.model.limits import choose_dtype, choose_max_model_len, read_eos_token_ids, resolve_device
 from conch.model.rope import pin_rope
+from conch_kernels.cache import digest_of_stats
 
 _ATTENTION_TYPES = {"full_attention", "sliding_attention"}
 
@@ -36,6 +36,8 @@ class Description:
         transformers' config object.
     model_class
         transformers' class.
+    meta
+        Of that class, without memory: on the meta device, RoPE pinned.
     keep_fp32
         Parts of parameter names that stay in fp32 whatever the dtype.
     spec
@@ -45,6 +47,7 @@ class Description:
     folder: Path
     hf_config: Any
     model_class: Any
+    meta: Any
     keep_fp32: frozenset[str]
     spec: ModelSpec
 
@@ -134,7 +137,7 @@ def describe(folder: Path, config: EngineConfig) -> Description:
     keep_fp32 = {*(meta._keep_in_fp32_modules_strict or ())}
     if dtype is torch.float16:
         keep_fp32 |= {*(meta._keep_in_fp32_modules or ())}
-    return Description(folder, hf_config, type(meta), frozenset(keep_fp32), spec)
+    return Description(folder, hf_config, type(meta), meta, frozenset(keep_fp32), spec)
 
 
 def _read_hf_config(folder: Path, trust_remote_code: bool) -> Any:  # noqa: ANN401 - transformers is not typed

@@ -1,4 +1,4 @@
-"""Weights from safetensors into a transformers model, strictly."""
+"""Weights from safetensors into a model, strictly."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 
 from conch.api import CheckpointError
 from conch.model.attention import IMPLEMENTATION
-from conch.model.causal_model import CausalModel
 from conch.model.checkpoint import weight_files
 from conch.model.describe import Description
 from conch.model.rope import pin_rope
@@ -20,8 +19,8 @@ _STAGE = "loading weights"
 _MAX_NAMES = 5
 
 
-def load_model(description: Description, progress: Progress) -> CausalModel:
-    """Build the model with its weights on the device and in the dtype of `description`.
+def load_module(description: Description, progress: Progress) -> Any:  # noqa: ANN401 - transformers is not typed
+    """Build transformers' model with its weights on the device and in the dtype of `description`.
 
     Each tensor is read and converted by itself, so the peak is the model plus one tensor.
 
@@ -55,7 +54,7 @@ def load_model(description: Description, progress: Progress) -> CausalModel:
     pin_rope(model, spec.max_model_len)
     model.eval().requires_grad_(False).to(spec.attention.device)
     progress(_STAGE, 1.0)
-    return CausalModel(model)
+    return model
 
 
 def _read_weights(

@@ -53,36 +53,54 @@ class BatchBuilder:
     def build(self, rows: Sequence[Row]) -> tuple[StepBatch, LogitRows]:
         """Build the step of at least one row. Block tables and drafts must be in the row table."""
         table, size = self._table, self._block_size
-        where = np.fromiter((table.row_of(row.request_id) for row in rows), np.int64, len(rows))
-        starts = np.fromiter((row.start for row in rows), np.int64, len(rows))
-        counts = np.fromiter((row.count for row in rows), np.int64, len(rows))
-        wanted = np.fromiter((1 + len(row.drafts) if row.samples else 0 for row in rows), np.int64, len(rows))
+        where = np.array([table.row_of(row.request_id) for row in rows], np.int64)
+        starts = np.array([row.start for row in rows], np.int64)
+        counts = np.array([row.count for row in rows], np.int64)
+        wanted = np.array([1 + len(row.drafts) if row.samples else 0 for row in rows], np.int64)
         ends = starts + counts
-        cu_query = _cumulative(counts)
-        token_rows = np.repeat(where, counts)
-        positions = np.arange(cu_query[-1]) - np.repeat(cu_query[:-1] - starts, counts)
-        blocks = table.block_tables[token_rows, positions // size].astype(np.int64)
         longest = int(ends.max())
-        # The last `wanted` tokens of each row: row by row, counted back from its end.
-        cu_wanted = _cumulative(wanted)
-        back = np.repeat(cu_wanted[1:], wanted) - np.arange(cu_wanted[-1])
+        cu_query = _cumulative(counts)
+        token_rows, positions = _tokens(where, starts, counts, cu_query)
+        indices, offsets = np.divmod(positions, size)
+        blocks = table.block_tables[token_rows, indices].astype(np.int64)
+        logit_rows, decided = _logit_rows(where, ends, wanted, cu_query)
         batch = StepBatch(
             input_ids=self._tensor(table.token_ids[token_rows, positions].astype(np.int64)),
             positions=self._tensor(positions),
             cu_query=self._tensor(cu_query.astype(np.int32)),
             seq_lens=self._tensor(ends.astype(np.int32)),
             block_tables=self._tensor(table.block_tables[where, : -(-longest // size)]),
-            slot_mapping=self._tensor(blocks * size + positions % size),
-            logit_rows=self._tensor(np.repeat(cu_query[1:], wanted) - back),
+            slot_mapping=self._tensor(blocks * size + offsets),
+            logit_rows=self._tensor(logit_rows),
             max_query=int(counts.max()),
             max_seq_len=longest,
         )
-        return batch, LogitRows(np.repeat(where, wanted), np.repeat(ends, wanted) - back + 1)
+        return batch, decided
 
     def _tensor(self, array: npt.NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)
 
 
+def _tokens(where: I64, starts: I64, counts: I64, cu_query: I64) -> tuple[I64, I64]:
+    """Return row and position of each token, R rows spread over T tokens."""
+    if cu_query[-1] == len(counts):
+        return where, starts  # a token each
+    positions = np.arange(cu_query[-1]) - np.repeat(cu_query[:-1] - starts, counts)
+    return np.repeat(where, counts), positions
+
+
+def _logit_rows(where: I64, ends: I64, wanted: I64, cu_query: I64) -> tuple[I64, LogitRows]:
+    """Return the last `wanted` tokens of each row, and what they decide."""
+    if wanted.min() == 1 == wanted.max():
+        return cu_query[1:] - 1, LogitRows(where, ends)
+    cu_wanted = _cumulative(wanted)
+    back = np.repeat(cu_wanted[1:], wanted) - np.arange(cu_wanted[-1])  # row by row, counted from its end
+    rows, positions = np.repeat(where, wanted), np.repeat(ends, wanted) - back + 1
+    return np.repeat(cu_query[1:], wanted) - back, LogitRows(rows, positions)
+
+
 def _cumulative(counts: I64) -> I64:
     """Return ``[0, c0, c0 + c1, ...]``."""
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+    sums = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=sums[1:])
+    return sums

@@ -20,11 +20,11 @@ from conch.api import (
     StepResult,
 )
 from conch.model.attention import PagedStep
-from conch.model.loading import load_model
+from conch.model.choosing import load_model
 from conch.worker.batch_builder import BatchBuilder
 from conch.worker.pool import allocate_pools, blocks_in, copy_blocks
 from conch.worker.prepare import Prepared
-from conch.worker.row_table import RowTable, TokenView
+from conch.worker.row_table import RowTable, TokenViews
 from conch.worker.sampler import Sampled, Sampler
 from conch.worker.verification import accepted_count
 from conch.worker.warm_up import warm_up_plans
@@ -66,7 +66,7 @@ class LocalWorker:
             torch.set_num_threads(config.num_threads or _cores())
         self._spec, self._config = spec, config
         self._kernel, self._drafter = kernel, drafter
-        self._model = load_model(prepared.description, progress)
+        self._model = load_model(prepared.description, kernel, config.model_impl, progress)
         width = -(-spec.max_model_len // config.block_size)
         self._table = RowTable(config.max_num_seqs, spec.max_model_len + 1, width)
         self._builder = BatchBuilder(self._table, config.block_size, self._device)
@@ -113,56 +113,53 @@ class LocalWorker:
         for admission in plan.admitted:
             table.admit(admission)
         for row in plan.rows:
-            at = table.row_of(row.request_id)
             if row.blocks:
-                table.set_blocks(at, row.blocks_from, row.blocks)
+                table.set_blocks(table.row_of(row.request_id), row.blocks_from, row.blocks)
             if row.drafts:
-                table.put_drafts(at, row.drafts)
+                table.put_drafts(table.row_of(row.request_id), row.drafts)
 
     def _accept(self, rows: Sequence[Row], sampled: Sampled) -> list[RowResult]:
         """Cut what was sampled at the first draft that was wrong, and remember the rest."""
         results = []
         first = 0
         for row in rows:
-            width = 1 + len(row.drafts) if row.samples else 0
-            results.append(self._accept_row(row, sampled, range(first, first + width)))
-            first += width
+            end = first + (1 + len(row.drafts) if row.samples else 0)
+            results.append(self._accept_row(row, sampled, first, end))
+            first = end
         return results
 
-    def _accept_row(self, row: Row, sampled: Sampled, logit_rows: range) -> RowResult:
-        if not row.samples:
+    def _accept_row(self, row: Row, sampled: Sampled, first: int, end: int) -> RowResult:
+        """Accept what the logit rows from `first` to `end` brought: none where a row does not sample."""
+        if first == end:
             return RowResult(row.request_id, ())
-        failure = _failure(sampled, logit_rows)
-        if failure is not None:
+        if sampled.broken and (failure := _failure(sampled, range(first, end))):
             return RowResult(row.request_id, (), failure=failure)
-        tokens = sampled.token_ids[logit_rows.start : logit_rows.stop]
-        count = accepted_count(row.drafts, tokens)
-        accepted = tuple(tokens[:count])
+        tokens = sampled.token_ids[first:end]
+        accepted = tuple(tokens[: accepted_count(row.drafts, tokens)])
         self._table.append(self._table.row_of(row.request_id), accepted)
         logprobs = None
-        if logit_rows.start in sampled.logprobs:
-            logprobs = tuple(sampled.logprobs[index] for index in logit_rows[:count])
+        if first in sampled.logprobs:
+            logprobs = tuple(sampled.logprobs[index] for index in range(first, first + len(accepted)))
         return RowResult(row.request_id, accepted, (), logprobs)
 
     def _with_drafts(self, results: list[RowResult]) -> tuple[RowResult, ...]:
-        """Ask the drafter what comes next in each row that sampled."""
+        """Ask the drafter what comes next in each row that sampled.
+
+        All but the last token before a row's limit can be drafted.
+        """
         table = self._table
         sampled = [index for index, result in enumerate(results) if result.token_ids]
         where = [table.row_of(results[index].request_id) for index in sampled]
         context = DraftContext(
             request_ids=[results[index].request_id for index in sampled],
-            token_ids=[TokenView(table.token_ids[row, : table.num_tokens[row]]) for row in where],
-            room=[self._room(row) for row in where],
+            token_ids=TokenViews(table, where),
+            room=[max(0, table.limits[row] - table.num_tokens[row] - 1) for row in where],
         )
         for index, drafts in zip(sampled, self._drafter.propose(context), strict=True):
             if drafts:
                 one = results[index]
                 results[index] = RowResult(one.request_id, one.token_ids, tuple(drafts), one.logprobs)
         return tuple(results)
-
-    def _room(self, row: int) -> int:
-        """Return how many drafts could be of use: all but the last token before the limit."""
-        return max(0, int(self._table.limits[row] - self._table.num_tokens[row]) - 1)
 
     def _size_pool(self) -> int:
         """Return the number of blocks, measuring what a full step takes where the device is a GPU."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,11 +56,14 @@ class Sampler:
     def sample(self, logits: torch.Tensor, wanted: LogitRows) -> Sampled:
         """Sample a token for each row of logits: float32 [L, V]."""
         table = self._table
+        if not table.is_special[wanted.rows].any():
+            best, likeliest = _find_likeliest(logits)
+            return Sampled(likeliest.tolist(), {}, _broken(best))
         num_output = wanted.positions - table.num_prompt[wanted.rows]
         edited = np.flatnonzero(table.is_edited[wanted.rows] | (num_output < table.min_tokens[wanted.rows]))
         is_random = table.is_random[wanted.rows]
         final = self._edited(logits, wanted, edited) if len(edited) else logits
-        best, likeliest = final.max(dim=1)
+        best, likeliest = _find_likeliest(final)
         broken = _broken(best)
         if broken:
             final = final.index_fill(0, torch.tensor(list(broken), device=final.device), 0.0)
@@ -126,9 +130,19 @@ class Sampler:
         }
 
 
-def _broken(best: torch.Tensor) -> dict[int, float]:
-    """Return the rows whose largest logit is not finite: float32 [L]."""
-    finite = torch.isfinite(best)
-    if bool(finite.all()):
-        return {}
-    return {index: float(best[index]) for index in torch.nonzero(~finite).flatten().tolist()}
+def _find_likeliest(logits: torch.Tensor) -> tuple[list[float], torch.Tensor]:
+    """Return the largest logit of each row, and the first place that it has, as int64 [L].
+
+    On a CPU with numpy, which looks at 16 numbers at a time where torch looks at one.
+    """
+    if logits.device.type != "cpu":
+        best, likeliest = logits.max(dim=1)
+        return best.tolist(), likeliest
+    array = logits.numpy()
+    likeliest_ids = array.argmax(axis=1)
+    return array[np.arange(len(array)), likeliest_ids].tolist(), torch.from_numpy(likeliest_ids)
+
+
+def _broken(best: list[float]) -> dict[int, float]:
+    """Return the rows whose largest logit is not finite."""
+    return {index: value for index, value in enumerate(best) if not math.isfinite(value)}

@@ -7,6 +7,7 @@ not at all, so a process that dies while it compiles leaves nothing behind that 
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import shutil
 import subprocess
@@ -80,13 +81,10 @@ def _compile(folder: Path, sources: list[Path], flags: tuple[str, ...]) -> None:
 
 
 def _compiler() -> str:
-    from torch.utils.cpp_extension import get_cxx_compiler
-
-    path = shutil.which(get_cxx_compiler())
+    name = os.environ.get("CXX", "c++")  # as torch's extension builder has it
+    path = shutil.which(name)
     if path is None:
-        raise BuildError(
-            f"no C++ compiler: {get_cxx_compiler()!r} is not on PATH (Debian: apt-get install g++)"
-        )
+        raise BuildError(f"no C++ compiler: {name!r} is not on PATH (Debian: apt-get install g++)")
     return path
 
 

@@ -19,6 +19,7 @@ void tile(const E* a, ptrdiff_t stride, const E* panel, int depth, const char* a
     constexpr int fold = Element<E>::fold;
     F32 sums[ROWS][2] = {};
     const E* third[(ROWS + 2) / 3];  // every third row; the two after it are reached by the stride
+#pragma GCC unroll 4
     for (int i = 0; i < (ROWS + 2) / 3; i++) third[i] = a + 3 * i * stride;
     for (int k = 0; k < depth; k += fold) {
         auto left = load_panel(panel), right = load_panel(panel + LANES * fold);
@@ -49,15 +50,15 @@ void tile(const E* a, ptrdiff_t stride, const E* panel, int depth, const char* a
 }
 
 template <class E>
-using Tile = void (*)(const E*, ptrdiff_t, const E*, int, const char*, float*);
+using Product = void (*)(const E*, ptrdiff_t, const E*, int, const char*, float*);
 
 template <class E, int... ROWS>
-constexpr std::array<Tile<E>, sizeof...(ROWS)> tiles(std::integer_sequence<int, ROWS...>) {
+constexpr std::array<Product<E>, sizeof...(ROWS)> products(std::integer_sequence<int, ROWS...>) {
     return {tile<E, ROWS + 1>...};
 }
 
 template <class E>
-inline constexpr auto TILES = tiles<E>(std::make_integer_sequence<int, MAX_ROWS>{});
+inline constexpr auto PRODUCTS = products<E>(std::make_integer_sequence<int, MAX_ROWS>{});
 
 // For each tile of left * weight: finish(first row, rows, first column, values [rows][PANEL]). To be called by
 // all members of the team; returns when the whole product is done.
@@ -76,7 +77,7 @@ void multiply(Team& team, Left<E> left, const Matrix& weight, Finish finish) {
             for (int i = 0; i < tiles; i++) {
                 int row = first + (last - first) * i / tiles;
                 int rows = first + (last - first) * (i + 1) / tiles - row;
-                TILES<E>[rows - 1](left.data + ptrdiff_t(row) * left.stride, left.stride,
+                PRODUCTS<E>[rows - 1](left.data + ptrdiff_t(row) * left.stride, left.stride,
                                    reinterpret_cast<const E*>(weights), weight.depth, ahead, values);
                 ahead += size_t(weight.depth / Element<E>::fold) * 64;
                 finish(row, rows, panel * PANEL, values);

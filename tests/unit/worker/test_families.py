@@ -27,11 +27,13 @@ def check(folder, jobs):
     same.finish()
 
 
+@pytest.mark.parametrize("kernel", ["torch", "cpu"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_equals_transformers(family):
+def test_equals_transformers(family, kernel):
     folder = tiny_checkpoint(family)
     jobs = greedy_jobs(LENGTHS)
-    Driver(build_worker(folder)).run(jobs, chunk=7, stagger=2)
+    worker = build_worker(folder, attention_kernel=kernel, model_impl="transformers", num_threads=2)
+    Driver(worker).run(jobs, chunk=7, stagger=2)
     check(folder, jobs)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conch.api import Admission, Row, SamplingParams
 from conch.worker.batch_builder import BatchBuilder
-from conch.worker.row_table import RowTable, TokenView
+from conch.worker.row_table import RowTable, TokenView, TokenViews
 
 SIZE = 4
 
@@ -36,6 +37,8 @@ def test_table_grows():
         table.admit(admission(request_id, [request_id + 1, 2]))
     rows = [table.row_of(request_id) for request_id in range(5)]
     assert len(set(rows)) == 5 == len(table)
+    assert [table.num_tokens[row] for row in rows] == [2] * 5
+    assert [table.limits[row] for row in rows] == [64] * 5
     assert [int(table.token_ids[row, 0]) for row in rows] == [1, 2, 3, 4, 5]
 
 
@@ -50,6 +53,36 @@ def test_token_view():
     view = TokenView(np.array([5, 6, 7], np.int32))
     assert len(view) == 3 and view[-1] == 7 and view[1:] == [6, 7] and list(view) == [5, 6, 7]
     assert isinstance(view[0], int)
+
+
+def test_views_show_the_rows_as_they_are_when_looked_at():
+    table = RowTable(3, 32, 8)
+    for request_id in range(3):
+        table.admit(admission(request_id, [request_id + 1, 2]))
+    views = TokenViews(table, [table.row_of(2), table.row_of(0)])
+    table.append(table.row_of(0), [9])
+    assert len(views) == 2
+    assert [list(view) for view in views] == [[3, 2], [1, 2, 9]]
+    assert [list(view) for view in views[1:]] == [[1, 2, 9]]
+
+
+@pytest.mark.parametrize(
+    ("params", "is_special"),
+    [
+        ({"temperature": 0.0}, False),
+        ({"top_k": 1}, False),
+        ({}, True),
+        ({"temperature": 0.0, "logprobs": 0}, True),
+        ({"temperature": 0.0, "min_tokens": 1}, True),
+        ({"temperature": 0.0, "presence_penalty": 0.5}, True),
+        ({"temperature": 0.0, "logit_bias": {1: 1.0}}, True),
+    ],
+)
+def test_a_row_that_asks_for_more_than_the_likeliest_is_special(params, is_special):
+    table = RowTable(1, 32, 8)
+    table.admit(admission(1, [1], **({"temperature": 0.0} if is_special else {"logprobs": 1})))
+    table.admit(admission(1, [1], **params))
+    assert table.is_special[table.row_of(1)] == is_special
 
 
 request = st.tuples(st.integers(1, 20), st.integers(0, 19), st.integers(1, 20), st.integers(0, 3))

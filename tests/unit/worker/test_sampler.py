@@ -322,6 +322,16 @@ def test_greedy_batches_pay_for_nothing_else(monkeypatch):
     sample(random_logits(4, VOCAB), *[SamplingParams(temperature=0.0)] * 4)
 
 
+def test_a_special_row_changes_nothing_for_greedy_ones():
+    logits = random_logits(3, VOCAB)
+    logits[0, 7] = logits[0, 30] = 9.0
+    greedy = SamplingParams(temperature=0.0)
+    alone = sample(logits[:2], greedy, greedy)
+    for special in ({"temperature": 1.0}, {"temperature": 0.0, "min_tokens": 16}, {"logprobs": 0}):
+        beside = sample(logits, greedy, greedy, SamplingParams(**special))
+        assert beside.token_ids[:2] == alone.token_ids == [7, int(logits[1].argmax())]
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("params", [SamplingParams(temperature=0.0), SamplingParams()])
 def test_numbers_that_are_none_are_told_and_harm_no_neighbour(bad, params):

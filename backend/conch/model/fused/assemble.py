@@ -1,0 +1,169 @@
+"""Weights into panels, in the order in which a step reads them, and the description that points to them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+
+import torch
+
+from conch.api import ModelSpec
+from conch.model.fused.blueprint import Blueprint, LayerPart, MatrixPart, NormPart
+from conch_kernels.cpu.library import Team
+from conch_kernels.cpu.native import ACTIVATIONS, DecoderSpec, Layer, Matrix, NativeDecoder, Norm
+from conch_kernels.cpu.packing import FORMATS, interleave, pack, packed_bytes
+from conch_kernels.cpu_attention import AttentionConstants, KvLayout
+
+Weights = Callable[[str], torch.Tensor]
+
+
+class Assembler:
+    """Packs one model.
+
+    Parameters
+    ----------
+    blueprint
+        What it is.
+    spec
+        What plugins know of it.
+    weights
+        Gives a parameter by name, in the dtype of the model.
+    team
+        Who packs.
+    """
+
+    def __init__(self, blueprint: Blueprint, spec: ModelSpec, weights: Weights, team: Team) -> None:
+        self._blueprint, self._spec, self._weights, self._team = blueprint, spec, weights, team
+        self._dtype: torch.dtype = getattr(torch, spec.attention.dtype)
+        self._kept: list[object] = []
+        self._arena = Arena(self._total_bytes())
+
+    def assemble(self, progress: Callable[[float], None]) -> NativeDecoder:
+        """Pack all weights; `progress` is told the share that is done."""
+        plan, attention = self._blueprint, self._spec.attention
+        tables = {name: self._keep(table) for name, table in plan.rope_tables.items()}
+        layers = (Layer * len(plan.layers))()
+        for index, part in enumerate(plan.layers):
+            layers[index] = self._layer(part, tables)
+            progress((index + 1) / (len(plan.layers) + 1))
+        tied = plan.embedding == plan.head.weights[0]
+        spec = DecoderSpec(
+            layers=layers,
+            embedding=None if tied else self._keep(self._weights(plan.embedding)),
+            head=self._matrix(plan.head),
+            final=self._norm(plan.final),
+            num_layers=len(plan.layers),
+            hidden=plan.hidden,
+            heads=plan.heads,
+            kv_heads=plan.kv_heads,
+            head_size=plan.head_size,
+            inner=plan.inner,
+            rotary=plan.rotary,
+            element=FORMATS[self._dtype],
+            activation=ACTIVATIONS.index(plan.activation),
+            gated=plan.gated,
+            norm_whole_rows=plan.norm_whole_rows,
+            embedding_scale=plan.embedding_scale,
+            residual_scale=plan.residual_scale,
+            logit_scale=plan.logit_scale,
+            logit_softcap=plan.logit_softcap or 0.0,
+            kv=KvLayout(plan.kv_heads, plan.head_size, plan.head_size, attention.block_size),
+        )
+        progress(1.0)
+        return NativeDecoder(spec, [*self._kept, layers, self._arena])
+
+    def _layer(self, part: LayerPart, tables: dict[str, int]) -> Layer:
+        return Layer(
+            attention_in=self._norm(part.attention_in),
+            query=self._norm(part.query),
+            key=self._norm(part.key),
+            attention_out=self._norm(part.attention_out),
+            mlp_in=self._norm(part.mlp_in),
+            mlp_out=self._norm(part.mlp_out),
+            qkv=self._matrix(part.qkv),
+            out=self._matrix(part.out),
+            up=self._matrix(part.up),
+            down=self._matrix(part.down),
+            attention=AttentionConstants(scale=part.scale, softcap=part.softcap or 0.0, sinks=None),
+            rope=None if part.rope is None else tables[part.rope],
+            window=part.window or 0,
+        )
+
+    def _matrix(self, part: MatrixPart) -> Matrix:
+        weight = self._stacked(part.weights, part.interleaved)
+        columns, depth = weight.shape
+        room = self._arena.take(packed_bytes(columns, depth, weight.dtype))
+        pack(weight, room, self._team)
+        bias = self._keep(self._stacked(part.biases, part.interleaved).float()) if part.biases else None
+        return Matrix(
+            panels=room.data_ptr(), bias=bias, depth=depth, columns=columns, format=FORMATS[weight.dtype]
+        )
+
+    def _stacked(self, names: tuple[str, ...], interleaved: bool) -> torch.Tensor:
+        parts = [self._weights(name).to(self._dtype) for name in names]
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return interleave(whole) if interleaved else whole
+
+    def _norm(self, part: NormPart | None) -> Norm:
+        if part is None:
+            return Norm()
+        return Norm(
+            weight=self._keep(self._weights(part.weight).float() + part.offset),
+            bias=None if part.bias is None else self._keep(self._weights(part.bias).float()),
+            eps=part.eps,
+            centred=part.centred,
+        )
+
+    def _keep(self, tensor: torch.Tensor) -> int:
+        """Hold on to a tensor; returns its address."""
+        tensor = tensor.contiguous()
+        self._kept.append(tensor)
+        return tensor.data_ptr()
+
+    def _total_bytes(self) -> int:
+        plan = self._blueprint
+        parts = [
+            plan.head,
+            *(m for layer in plan.layers for m in (layer.qkv, layer.out, layer.up, layer.down)),
+        ]
+        shapes = [[plan.shapes[name] for name in part.weights] for part in parts]
+        return sum(
+            Arena.rounded(packed_bytes(sum(shape[0] for shape in stack), stack[0][1], self._dtype))
+            for stack in shapes
+        )
+
+
+class Arena:
+    """One stretch of memory on large pages, handed out from its beginning.
+
+    Parameters
+    ----------
+    size
+        Bytes, each piece rounded up by `rounded`.
+    """
+
+    _LINE = 64
+    _AHEAD = 1 << 20  # kernels fetch what comes after a matrix, and may do so after the last one
+
+    def __init__(self, size: int) -> None:
+        self._memory = torch.empty(size + self._LINE + self._AHEAD, dtype=torch.uint8)
+        prefer_large_pages(self._memory)
+        self._at = -self._memory.data_ptr() % self._LINE
+
+    @classmethod
+    def rounded(cls, size: int) -> int:
+        """Bytes that a piece of `size` takes."""
+        return -(-size // cls._LINE) * cls._LINE
+
+    def take(self, size: int) -> torch.Tensor:
+        """Hand out the next piece: uint8 [size], at the start of a cache line."""
+        start = self._at
+        self._at += self.rounded(size)
+        return self._memory[start : start + size]
+
+
+def prefer_large_pages(memory: torch.Tensor) -> None:
+    """Ask the system to back a tensor with large pages, which it may or may not do."""
+    from conch_kernels.cpu.library import library
+
+    library().conch_prefer_large_pages(ctypes.c_void_p(memory.data_ptr()), ctypes.c_int64(memory.nbytes))

@@ -1,0 +1,1 @@
+"""Kernels for CPUs, in C++: compiled once for the machine, called through ctypes."""

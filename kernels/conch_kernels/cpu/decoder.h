@@ -1,0 +1,317 @@
+// A decoder described by data, run a whole step at a time.
+//
+// One description serves the common families: norms before or after a block or both, norms of query and key,
+// biases, gated or plain activation, full or partial rotary embedding, sliding windows, soft caps, multipliers.
+// What a model lacks is a null pointer or a one. The residual stream is fp32, whatever the weights are.
+//
+// Born in Python (conch_kernels.cpu.native, the same fields in the same order).
+#pragma once
+
+#include <map>
+#include <vector>
+
+#include "attention.h"
+#include "buffer.h"
+#include "gather.h"
+#include "matmul.h"
+#include "norm.h"
+
+namespace conch {
+
+enum Activation : int32_t { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3 };
+
+struct Layer {
+    Norm attention_in, query, key, attention_out, mlp_in, mlp_out;
+    Matrix qkv;   // query heads, key heads, value heads
+    Matrix out;
+    Matrix up;    // gated: LANES gate columns and LANES up columns by turns
+    Matrix down;
+    AttentionConstants attention;
+    const float* rope;  // [positions, rotary]: cosines, then sines, rotary / 2 of each
+    int32_t window;     // tokens that a query sees, itself included; 0 for all before it
+    int32_t reserved;
+};
+
+struct DecoderSpec {
+    const Layer* layers;
+    const void* embedding;  // [vocabulary, hidden] elements, or null: the columns of `head`
+    Matrix head;
+    Norm final;
+    int32_t num_layers, hidden, heads, kv_heads, head_size, inner, rotary;
+    int32_t element;  // FP32 or BF16: of activations and KV
+    int32_t activation, gated;
+    int32_t norm_whole_rows;  // whether query and key are normalised over all heads at once
+    float embedding_scale, residual_scale, logit_scale, logit_softcap;
+    KvLayout kv;
+};
+
+// One step; see conch.api.StepBatch. Logits are asked for in the order of their tokens.
+struct Step {
+    Rows rows;
+    const int64_t* input_ids;   // [T]
+    const int64_t* logit_rows;  // [L]
+    void* const* pools;         // one a layer: [2, N, ...]
+    float* logits;              // [L, vocabulary]
+    int64_t pool_half;          // elements from a pool's keys to its values
+    int32_t num_logit_rows;
+    int32_t reserved;
+};
+
+inline F32 activate(int kind, F32 x) {
+    switch (kind) {
+        case SILU: return x * sigmoid(x);
+        case GELU_TANH: return x * sigmoid(1.5957691f * (x + 0.044715f * x * x * x));
+        case RELU: return max(x, F32{});
+        default: {
+            F32 result = {};
+            for (int i = 0; i < LANES; i++) result[i] = 0.5f * x[i] * (1.f + std::erf(x[i] * 0.70710678f));
+            return result;
+        }
+    }
+}
+
+// Rotates one head in place: lane i with lane i + rotary / 2.
+inline void rotate(float* head, const float* cosines, int rotary) {
+    int half = rotary / 2;
+    const float* sines = cosines + half;
+    for (int i = 0; i < half; i++) {
+        float a = head[i], b = head[i + half];
+        head[i] = a * cosines[i] - b * sines[i];
+        head[i + half] = b * cosines[i] + a * sines[i];
+    }
+}
+
+// What a step needs besides weights; grows to the largest step seen.
+template <class E>
+struct Workspace {
+    Buffer<float> stream;  // [T, hidden], the residual stream
+    Buffer<float> block;   // [T, hidden], what a block adds to it where that is normalised first
+    Buffer<float> qkv;     // [T, (H + 2 K) D]
+    Buffer<E> normed;      // [T, hidden]
+    Buffer<E> query;       // [T, H D]
+    Buffer<E> attended;    // [T, H D]
+    Buffer<E> inner;       // [T, inner]
+    QuantisedRows quantised;    // a left operand of weights that are
+
+    void fit(const DecoderSpec& spec, size_t tokens) {
+        stream.fit(tokens * spec.hidden);
+        block.fit(tokens * spec.hidden);
+        qkv.fit(tokens * (spec.heads + 2 * spec.kv_heads) * spec.head_size);
+        normed.fit(tokens * spec.hidden);
+        query.fit(tokens * spec.heads * spec.head_size);
+        attended.fit(tokens * spec.heads * spec.head_size);
+        inner.fit(tokens * spec.inner);
+    }
+};
+
+template <class E>
+class Decoder {
+   public:
+    explicit Decoder(const DecoderSpec& spec) : spec_(spec), layers_(spec.layers, spec.layers + spec.num_layers) {}
+
+    // Writes the step's KV and its logits.
+    void run(Team& team, const Step& step) {
+        space_.fit(spec_, step.rows.tokens);
+        if (scratch_.size() < size_t(team.size())) scratch_ = std::vector<AttentionScratch>(team.size());
+        Plans plans;
+        for (const Layer& layer : layers_)
+            plans.try_emplace(layer.window, step.rows, spec_.kv, spec_.heads, layer.window, team.size());
+        team.run([&](int member) { go(team, step, plans, scratch_[member]); });
+    }
+
+   private:
+    using Plans = std::map<int, AttentionPlan>;  // by window
+
+    void go(Team& team, const Step& step, const Plans& plans, AttentionScratch& scratch) {
+        const int hidden = spec_.hidden, wide = spec_.heads * spec_.head_size;
+        int rows = step.rows.tokens;
+        embed(team, step);
+        const Norm none = {};
+        const Norm* owed = &none;  // normalises what the block before has left in `block`
+        for (int index = 0; index < spec_.num_layers; index++) {
+            const Layer& layer = layers_[index];
+            E* keys = static_cast<E*>(step.pools[index]);
+            E* values = keys + step.pool_half;
+            settle(team, rows, *owed, layer.attention_in);
+            product(team, Left<E>{space_.normed.data(), hidden, rows}, layer.qkv, keep(layer.qkv, space_.qkv.data()));
+            place(team, step.rows, layer, keys, values);
+            const bool last = index + 1 == spec_.num_layers;
+            if (last && !step.num_logit_rows) return;
+            const Heads<E> query{space_.query.data(), wide, spec_.head_size};
+            attend<E>(team, plans.at(layer.window), layer.attention, keys, values, query, space_.attended.data(),
+                      scratch);
+            if (last) rows = gather(team, step);
+            product(team, Left<E>{space_.attended.data(), wide, rows}, layer.out, add(layer.out, layer.attention_out));
+            settle(team, rows, layer.attention_out, layer.mlp_in);
+            product(team, Left<E>{space_.normed.data(), hidden, rows}, layer.up, activated(layer.up));
+            product(team, Left<E>{space_.inner.data(), spec_.inner, rows}, layer.down, add(layer.down, layer.mlp_out));
+            owed = &layer.mlp_out;
+        }
+        settle(team, rows, *owed, spec_.final);
+        product(team, Left<E>{space_.normed.data(), hidden, rows}, spec_.head, logits(step.logits));
+    }
+
+    template <class Finish>
+    void product(Team& team, Left<E> left, const Matrix& weight, Finish finish) {
+        if (weight.format == FP32 || weight.format == BF16)
+            multiply<E>(team, left, weight, finish);
+        else
+            multiply_quantised<E>(team, left, space_.quantised, weight, finish);
+    }
+
+    void embed(Team& team, const Step& step) {
+        const int hidden = spec_.hidden;
+        team.each(step.rows.tokens, [&](int token) {
+            int64_t id = step.input_ids[token];
+            float* out = space_.stream.data() + ptrdiff_t(token) * hidden;
+            if (spec_.embedding) {
+                const E* row = static_cast<const E*>(spec_.embedding) + id * hidden;
+                for (int i = 0; i < hidden; i += LANES) store(out + i, load(row + i) * spec_.embedding_scale);
+            } else {
+                gather_column(spec_.head, int(id), out);
+                for (int i = 0; i < hidden; i++) out[i] *= spec_.embedding_scale;
+            }
+        });
+    }
+
+    // Adds what the block before owes to the stream and normalises the stream for the block that comes.
+    void settle(Team& team, int rows, const Norm& owed, const Norm& next) {
+        const int hidden = spec_.hidden;
+        const int chunk = rows < 64 ? 1 : 8;
+        team.each(ceil_div(rows, chunk), [&](int item) {
+            for (int row = item * chunk; row < std::min(rows, (item + 1) * chunk); row++) {
+                float* stream = space_.stream.data() + ptrdiff_t(row) * hidden;
+                E* out = space_.normed.data() + ptrdiff_t(row) * hidden;
+                if (owed.weight)
+                    normalise(owed, space_.block.data() + ptrdiff_t(row) * hidden, hidden,
+                              [&](int i, F32 x) { store(stream + i, load(stream + i) + x * spec_.residual_scale); });
+                normalise(next, stream, hidden, [&](int i, F32 x) { store(out + i, x); });
+            }
+        });
+    }
+
+    // Normalises and rotates queries and keys, and writes keys and values into the pool.
+    void place(Team& team, const Rows& rows, const Layer& layer, E* keys, E* values) {
+        const int size = spec_.head_size, heads = spec_.heads, kv_heads = spec_.kv_heads;
+        const int wide = (heads + 2 * kv_heads) * size;
+        const int chunk = rows.tokens < 64 ? 1 : 8;
+        team.each(ceil_div(rows.tokens, chunk), [&](int item) {
+            for (int token = item * chunk; token < std::min(rows.tokens, (item + 1) * chunk); token++) {
+                float* query = space_.qkv.data() + ptrdiff_t(token) * wide;
+                float *key = query + heads * size, *value = key + kv_heads * size;
+                prepare(layer, layer.query, query, heads, rows.positions[token]);
+                prepare(layer, layer.key, key, kv_heads, rows.positions[token]);
+                E* out = space_.query.data() + ptrdiff_t(token) * heads * size;
+                for (int i = 0; i < heads * size; i += LANES) store(out + i, load(query + i));
+                for (int head = 0; head < kv_heads; head++)
+                    write_kv<E>(spec_.kv, keys, values, rows.slots[token], head, key + head * size,
+                                value + head * size);
+            }
+        });
+    }
+
+    void prepare(const Layer& layer, const Norm& norm, float* row, int heads, int64_t position) {
+        const int size = spec_.head_size;
+        if (norm.weight && spec_.norm_whole_rows)
+            normalise(norm, row, heads * size, [&](int i, F32 x) { store(row + i, x); });
+        for (int head = 0; head < heads; head++) {
+            float* one = row + head * size;
+            if (norm.weight && !spec_.norm_whole_rows)
+                normalise(norm, one, size, [&](int i, F32 x) { store(one + i, x); });
+            if (layer.rope) rotate(one, layer.rope + position * spec_.rotary, spec_.rotary);
+        }
+    }
+
+    // Moves the rows whose logits are wanted to the front; nothing after the last attention needs the others.
+    int gather(Team& team, const Step& step) {
+        const int hidden = spec_.hidden, wide = spec_.heads * spec_.head_size, rows = step.num_logit_rows;
+        if (rows == step.rows.tokens) return rows;
+        team.each(1, [&](int) {
+            for (int row = 0; row < rows; row++) {
+                ptrdiff_t from = step.logit_rows[row];
+                if (from == row) continue;
+                std::copy_n(space_.stream.data() + from * hidden, hidden, space_.stream.data() + ptrdiff_t(row) * hidden);
+                std::copy_n(space_.attended.data() + from * wide, wide, space_.attended.data() + ptrdiff_t(row) * wide);
+            }
+        });
+        return rows;
+    }
+
+    // -- what becomes of a product: values [rows][PANEL] of columns `column` and on -----------------------------
+
+    static F32 biased(const Matrix& weight, const float* values, int column) {
+        F32 x = load(values);
+        return weight.bias ? x + load(weight.bias + column) : x;
+    }
+
+    static auto keep(const Matrix& weight, float* data) {
+        return [&weight, data](int first, int rows, int column, const float* values) {
+            const int width = std::min(PANEL, weight.columns - column);
+            for (int row = 0; row < rows; row++)
+                for (int i = 0; i < width; i += LANES)
+                    store(data + ptrdiff_t(first + row) * weight.columns + column + i,
+                          biased(weight, values + row * PANEL + i, column + i));
+        };
+    }
+
+    auto add(const Matrix& weight, const Norm& norm) {
+        float* target = norm.weight ? space_.block.data() : space_.stream.data();
+        const float kept = norm.weight ? 0.f : 1.f, scale = norm.weight ? 1.f : spec_.residual_scale;
+        return [=, &weight](int first, int rows, int column, const float* values) {
+            const int width = std::min(PANEL, weight.columns - column);
+            for (int row = 0; row < rows; row++)
+                for (int i = 0; i < width; i += LANES) {
+                    float* at = target + ptrdiff_t(first + row) * weight.columns + column + i;
+                    F32 x = biased(weight, values + row * PANEL + i, column + i) * scale;
+                    store(at, kept ? load(at) + x : x);
+                }
+        };
+    }
+
+    auto activated(const Matrix& weight) {
+        E* out = space_.inner.data();
+        const int kind = spec_.activation, inner = spec_.inner, gated = spec_.gated;
+        return [=, &weight](int first, int rows, int column, const float* values) {
+            const int width = std::min(PANEL, weight.columns - column);
+            for (int row = 0; row < rows; row++, values += PANEL) {
+                E* at = out + ptrdiff_t(first + row) * inner;
+                if (gated) {
+                    F32 gate = activate(kind, biased(weight, values, column));
+                    store(at + column / 2, gate * biased(weight, values + LANES, column + LANES));
+                } else {
+                    for (int i = 0; i < width; i += LANES)
+                        store(at + column + i, activate(kind, biased(weight, values + i, column + i)));
+                }
+            }
+        };
+    }
+
+    auto logits(float* out) {
+        const int columns = spec_.head.columns;
+        const float scale = spec_.logit_scale, cap = spec_.logit_softcap;
+        const Matrix& weight = spec_.head;
+        return [=, &weight](int first, int rows, int column, const float* values) {
+            const int width = std::min(PANEL, columns - column);
+            for (int row = 0; row < rows; row++) {
+                float* at = out + ptrdiff_t(first + row) * columns + column;
+                for (int i = 0; i < width; i += LANES) {
+                    F32 x = load(values + row * PANEL + i) * scale;
+                    if (weight.bias)
+                        for (int lane = 0; lane < std::min(LANES, width - i); lane++) x[lane] += weight.bias[column + i + lane];
+                    if (cap) x = cap * tanh(x / cap);
+                    if (width - i >= LANES)
+                        store(at + i, x);
+                    else
+                        std::copy_n(reinterpret_cast<const float*>(&x), width - i, at + i);
+                }
+            }
+        };
+    }
+
+    DecoderSpec spec_;
+    std::vector<Layer> layers_;
+    Workspace<E> space_;
+    std::vector<AttentionScratch> scratch_;  // one a member
+};
+
+}  // namespace conch

@@ -1,0 +1,44 @@
+"""The compiled library in this process, and the team of threads that its functions run on."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from pathlib import Path
+
+from conch_kernels.cpu.build import build
+
+
+@functools.cache
+def library(path: Path | None = None) -> ctypes.CDLL:
+    """Return the library at `path`, or that for this machine, built first where that is needed.
+
+    Raises
+    ------
+    BuildError
+        It cannot be built here.
+    """
+    return ctypes.CDLL(str(path or build()))
+
+
+class Team:
+    """Threads that go through native code together; the caller is one of them.
+
+    Parameters
+    ----------
+    size
+        Members.
+    native
+        The library that will be given it.
+    """
+
+    def __init__(self, size: int, native: ctypes.CDLL | None = None) -> None:
+        self._native = native or library()
+        self._native.conch_team_new.restype = ctypes.c_void_p
+        self.size = size
+        self.handle = ctypes.c_void_p(self._native.conch_team_new(size))
+
+    def __del__(self) -> None:
+        if getattr(self, "handle", None):
+            self._native.conch_team_free(self.handle)
+            self.handle = ctypes.c_void_p()

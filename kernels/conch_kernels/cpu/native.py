@@ -1,0 +1,134 @@
+"""The structures of decoder.h, field by field, and a decoder that is made of them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+
+from conch_kernels.cpu.library import Team, library
+from conch_kernels.cpu_attention import AttentionConstants, KvLayout, NativeRows
+
+_I32, _I64, _F32, _PTR = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
+"""In the order of decoder.h."""
+
+
+class Matrix(ctypes.Structure):
+    """A packed weight matrix; see matrix.h."""
+
+    _fields_ = (
+        ("panels", _PTR),
+        ("bias", _PTR),
+        ("depth", _I32),
+        ("columns", _I32),
+        ("format", _I32),
+        ("reserved", _I32),
+    )
+
+
+class Norm(ctypes.Structure):
+    """A normalisation; see norm.h. With a null weight it leaves rows as they are."""
+
+    _fields_ = (("weight", _PTR), ("bias", _PTR), ("eps", _F32), ("centred", _I32))
+
+
+class Layer(ctypes.Structure):
+    """One decoder layer."""
+
+    _fields_ = (
+        *((name, Norm) for name in ("attention_in", "query", "key", "attention_out", "mlp_in", "mlp_out")),
+        *((name, Matrix) for name in ("qkv", "out", "up", "down")),
+        ("attention", AttentionConstants),
+        ("rope", _PTR),
+        ("window", _I32),
+        ("reserved", _I32),
+    )
+
+
+class DecoderSpec(ctypes.Structure):
+    """A whole decoder."""
+
+    _fields_ = (
+        ("layers", ctypes.POINTER(Layer)),
+        ("embedding", _PTR),
+        ("head", Matrix),
+        ("final", Norm),
+        *(
+            (name, _I32)
+            for name in (
+                "num_layers",
+                "hidden",
+                "heads",
+                "kv_heads",
+                "head_size",
+                "inner",
+                "rotary",
+                "element",
+                "activation",
+                "gated",
+                "norm_whole_rows",
+            )
+        ),
+        *((name, _F32) for name in ("embedding_scale", "residual_scale", "logit_scale", "logit_softcap")),
+        ("kv", KvLayout),
+    )
+
+
+class Step(ctypes.Structure):
+    """One step."""
+
+    _fields_ = (
+        ("rows", NativeRows),
+        ("input_ids", _PTR),
+        ("logit_rows", _PTR),
+        ("pools", _PTR),
+        ("logits", _PTR),
+        ("pool_half", _I64),
+        ("num_logit_rows", _I32),
+        ("reserved", _I32),
+    )
+
+
+def check_sizes(native: ctypes.CDLL) -> None:
+    """Fail where a structure here and in C++ have drifted apart."""
+    mirrored = (Matrix, Norm, Layer, DecoderSpec, Step)
+    sizes = (_I64 * len(mirrored))()
+    native.conch_sizes(sizes)
+    for kind, size in zip(mirrored, sizes, strict=True):
+        assert ctypes.sizeof(kind) == size, f"{kind.__name__} has {ctypes.sizeof(kind)} bytes, not {size}"
+
+
+class NativeDecoder:
+    """A decoder in native memory.
+
+    Parameters
+    ----------
+    spec
+        Its description; copied.
+    kept
+        Whatever owns the memory that the description points to.
+    """
+
+    def __init__(self, spec: DecoderSpec, kept: Sequence[object]) -> None:
+        self._native = library()
+        check_sizes(self._native)
+        self._native.conch_decoder_new.restype = _PTR
+        self._kept = tuple(kept)
+        self._element = spec.element
+        self._vocabulary = spec.head.columns
+        self._handle = _PTR(self._native.conch_decoder_new(ctypes.byref(spec)))
+
+    def run(self, team: Team, step: Step) -> torch.Tensor:
+        """Do a step; returns logits, float32 [L, V]."""
+        logits = torch.empty(step.num_logit_rows, self._vocabulary)
+        step.logits = logits.data_ptr()
+        self._native.conch_decoder_run(self._handle, self._element, team.handle, ctypes.byref(step))
+        return logits
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self._native.conch_decoder_free(self._handle, self._element)
+            self._handle = _PTR()
