@@ -82,11 +82,13 @@ class PlanBuilder:
         """
         victims = list(running)
         decodes = [request for request in running if request.owed == 1]
-        for behind, request in zip(range(len(decodes) - 1, -1, -1), decodes, strict=True):
-            self._pay_or_preempt(request, victims, most_drafts=max(0, self.tokens_left - 1 - behind))
+        behind = len(decodes)
+        for request in decodes:
+            behind -= 1
+            self._pay_or_preempt(request, victims, max(0, self.tokens_left - 1 - behind))
         for request in running:
             if request.owed > 1:
-                self._pay_or_preempt(request, victims, most_drafts=0)
+                self._pay_or_preempt(request, victims, 0)
 
     def pay(self, request: Request, most: int | None = None, most_drafts: int | None = None) -> bool:
         """Give a running request a row of what it is owed, at most `most` tokens and the budget.
@@ -97,11 +99,13 @@ class PlanBuilder:
         """
         assert request.id not in self._rows, "a request has at most one row"
         owed, start = request.owed, request.num_computed
-        count = min(owed, self.tokens_left, owed if most is None else most)
+        count = min(owed, self.tokens_left) if most is None else min(owed, self.tokens_left, most)
         if count <= 0:
             return True
         samples = count == owed
-        drafts = request.drafts[: self._room(request, count, most_drafts)] if samples else ()
+        drafts = request.drafts
+        if drafts:
+            drafts = drafts[: self._room(request, count, most_drafts)] if samples else ()
         update = self._kv.grow(request.id, start, start + count + len(drafts))
         if update is None and drafts:
             drafts = ()

@@ -49,6 +49,7 @@ class Engine:
     def __init__(self, parts: Parts, limits: Limits, seed: int | None = None) -> None:
         self._scheduler = parts.scheduler
         self._kv = parts.kv_manager
+        self._block_size = parts.kv_manager.block_size
         self._cache = parts.prefix_cache
         self._parallelism = parts.parallelism
         self._limits = limits
@@ -114,7 +115,7 @@ class Engine:
 
     def _remember(self, request: Request, start: int, computed: int) -> None:
         """Offer the prefix cache the blocks that a row has filled."""
-        if computed // self._kv.block_size > start // self._kv.block_size:
+        if computed // self._block_size > start // self._block_size:
             self._cache.insert(request, self._kv.blocks(request.id), min(computed, request.num_tokens))
 
     def _tell(

@@ -64,24 +64,11 @@ class PagedKVManager:
         block, too, where a fork left a full block in its middle.
         """
         table = self._tables.get(request_id, [])
-        size, held = self._block_size, len(table)
-        assert start <= held * size, f"request {request_id} would leave a hole before token {start}"
-        first, needed = start // size, -(-end // size)
-        shared = [index for index in range(first, min(needed, held)) if self._is_shared(table[index])]
-        fresh = self._take(max(0, needed - held) + len(shared))
-        if fresh is None:
-            return None
-        copies = []
-        for index in shared:
-            source, target = table[index], fresh.pop()
-            self._drop(source)
-            table[index] = target
-            if start > index * size:
-                copies.append((source, target))
-        table += fresh
-        self._tables[request_id] = table
-        changed = shared[0] if shared else held
-        return BlockUpdate(changed, tuple(table[changed:]), tuple(copies))
+        size, index = self._block_size, start // self._block_size
+        is_inside = index < len(table) and index * size < end <= (index + 1) * size
+        if is_inside and not self._is_shared(table[index]):  # so it is for nearly every token decoded
+            return BlockUpdate(len(table), ())
+        return self._grow_table(request_id, table, start, end)
 
     def fork(self, parent_id: int, child_id: int, num_tokens: int) -> None:
         """Share the parent's blocks that cover its first `num_tokens` tokens."""
@@ -116,6 +103,26 @@ class PagedKVManager:
         kept = self._num_blocks - len(free) - len(counted)
         evictable = self._cache.num_evictable
         assert kept == evictable, f"{kept} blocks are neither free nor in use, and {evictable} evictable"
+
+    def _grow_table(self, request_id: int, table: list[int], start: int, end: int) -> BlockUpdate | None:
+        size, held = self._block_size, len(table)
+        assert start <= held * size, f"request {request_id} would leave a hole before token {start}"
+        first, needed = start // size, -(-end // size)
+        shared = [index for index in range(first, min(needed, held)) if self._is_shared(table[index])]
+        fresh = self._take(max(0, needed - held) + len(shared))
+        if fresh is None:
+            return None
+        copies = []
+        for index in shared:
+            source, target = table[index], fresh.pop()
+            self._drop(source)
+            table[index] = target
+            if start > index * size:
+                copies.append((source, target))
+        table += fresh
+        self._tables[request_id] = table
+        changed = shared[0] if shared else held
+        return BlockUpdate(changed, tuple(table[changed:]), tuple(copies))
 
     def _is_shared(self, block: int) -> bool:
         return self._references[block] > 1 or self._cache.holds(block)
