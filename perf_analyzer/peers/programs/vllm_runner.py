@@ -32,12 +32,7 @@ def run(llm: LLM, names: itertools.count[int], prompts: list[list[int]], max_tok
 
 def start(options: dict[str, Any]) -> tuple[dict[str, Any], Any]:
     """Load and compile the model."""
-    llm = LLM(
-        model=options["model"],
-        dtype=options["dtype"],
-        max_model_len=options["max_model_len"],
-        skip_tokenizer_init=True,
-    )
+    llm = LLM(model=options["model"], dtype=options["dtype"], max_model_len=options["max_model_len"])
     names = itertools.count()
     return {}, lambda question: run(llm, names, question["prompts"], question["max_tokens"])
 
