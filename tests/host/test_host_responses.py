@@ -55,6 +55,35 @@ def test_a_stream_gives_deltas_and_ends_with_the_last(ask, tokenizer):
     assert all(response.tensors["text_output"].dtype == np.object_ for response in sender.responses)
 
 
+@pytest.mark.parametrize("choices", [1, 2])
+@pytest.mark.parametrize("length", [1, 2, 5, 6, 40])
+def test_a_stream_may_come_in_larger_pieces(make_backend, choices, length):
+    request = FakeRequest(
+        input_ids=[50, 51, 52],
+        stream=True,
+        return_num_output_tokens=True,
+        sampling_parameters={"max_tokens": length, "n": choices, "ignore_eos": True},
+    )
+    make_backend(stream_interval=4).execute([request])
+    pieces = [counts for counts in request.sender.wait().all("num_output_tokens")]
+    assert [sum(counts) for counts in zip(*pieces, strict=True)] == [length] * choices
+    assert all(max(counts) >= 4 for counts in pieces[1:-1])
+    assert len(pieces) <= 2 + length // 4
+
+
+def test_a_stop_string_ends_a_stream_whose_piece_is_not_full(make_backend):
+    request = FakeRequest(
+        text_input=TEXT,
+        stream=True,
+        return_finish_reason=True,
+        sampling_parameters={"max_tokens": 200, "stop": ["brown"]},
+    )
+    make_backend(stream_interval=50).execute([request])
+    assert request.sender.wait().text() == "the quick "
+    assert request.sender.all("finish_reason")[-1] == [b"stop"]
+    assert len(request.sender.responses) <= 2
+
+
 def test_streaming_refuses_to_echo(ask):
     sender = ask(text_input=TEXT, stream=True, exclude_input_in_output=False)
     assert sender.error.kind == "INVALID_ARG"

@@ -52,7 +52,7 @@ class Backend:
         self._model = labels["model"]
         self._accounts = Accounts()
         self._flusher = MetricsFlusher(self._accounts, open_metrics_page(pb_utils, labels))
-        self._responder = Responder(pb_utils, self._accounts)
+        self._responder = Responder(pb_utils, self._accounts, config.stream_interval)
         self._watcher = CancellationWatcher(self._responder.live, self._responder.client_gone)
         self._client = EngineClient(config, self, command)
         self._ids = itertools.count(1)

@@ -106,6 +106,11 @@ class Choice:
         """Whether a stop string counts by now."""
         return self.num_output >= self._params.min_tokens
 
+    def is_due(self, interval: int) -> bool:
+        """Whether what is new is enough for a response: that many tokens, or the first, or the last."""
+        count = len(self.token_ids)
+        return count >= interval or count == self.num_output or self.finish_reason is not None
+
     def clear(self) -> None:
         """Forget what a response has been made of."""
         self.text.clear()

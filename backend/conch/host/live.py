@@ -60,14 +60,20 @@ class LiveRequest:
         """Whether the engine gave a choice up that nobody here asked it to."""
         return any(choice.finish_reason is FinishReason.CANCELLED for choice in self.choices)
 
-    @property
-    def has_news(self) -> bool:
-        """Whether a response now would tell a streaming client anything that the last one should not."""
+    def is_due(self, interval: int) -> bool:
+        """Whether a streaming client should get a response now, other than the last one.
+
+        Parameters
+        ----------
+        interval
+            Tokens that a choice must have since the last response, unless they are its first or its last.
+        """
         wants = self.wants
         if all(choice.finish_reason is not None for choice in self.choices):
             return False  # the end is told once, with all that belongs to it
         return any(
-            any(choice.text) or (choice.token_ids and (wants.output_ids or wants.logprobs))
+            choice.is_due(interval)
+            and (any(choice.text) or (choice.token_ids and (wants.output_ids or wants.logprobs)))
             for choice in self.choices
         )
 

@@ -39,12 +39,14 @@ class Responder:
 
     Whatever happens to a request arrives here as an event, in order: its admission, the engine's news, the
     client's leaving, the engine's death, the model's unloading. When it falls behind it merges the news that
-    has queued up into one response for each request.
+    has queued up into one response for each request. All but the first and the last response of a stream hold
+    `stream_interval` tokens or more.
     """
 
-    def __init__(self, pb_utils: PbUtils, accounts: Accounts) -> None:
+    def __init__(self, pb_utils: PbUtils, accounts: Accounts, stream_interval: int) -> None:
         self._pb = pb_utils
         self._accounts = accounts
+        self._stream_interval = stream_interval
         self._writer: ResponseWriter | None = None
         self._live = LiveTable()
         self._departed: dict[int, int] = {}
@@ -250,7 +252,7 @@ class Responder:
             reason = FinishReason.LENGTH if FinishReason.LENGTH in reasons else FinishReason.STOP
             self._accounts.succeeded(reason)
             self._guarded_send(request, final=True)
-        elif request.stream and request.has_news:
+        elif request.stream and request.is_due(self._stream_interval):
             self._guarded_send(request, final=False)
 
     def _guarded_send(self, request: LiveRequest, *, final: bool) -> None:
