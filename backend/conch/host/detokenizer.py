@@ -5,6 +5,7 @@ from __future__ import annotations
 from conch.host.codec import TextCodec
 
 _UNFINISHED = "\ufffd"
+_TAIL = 8  # tokens that hold the whole of a character that they end in, since no token of text is empty
 
 
 class Detokenizer:
@@ -37,7 +38,10 @@ class Detokenizer:
         self._token_ids.append(token_id)
         if token_id in self._codec.byte_ids:
             return ""
-        text = self._decode(self._start, len(self._token_ids))
+        end = len(self._token_ids)
+        if end - self._given > _TAIL and self._decode(end - _TAIL, end).endswith(_UNFINISHED):
+            return ""  # so does all of it, which may be long by now
+        text = self._decode(self._start, end)
         if text.endswith(_UNFINISHED):
             return ""
         return self._give(text)
@@ -54,4 +58,6 @@ class Detokenizer:
         return piece
 
     def _decode(self, start: int, end: int) -> str:
+        if end - start == 1:
+            return self._codec.token_text(self._token_ids[start])
         return self._codec.decode(self._token_ids[start:end], skip_special_tokens=False)

@@ -70,6 +70,34 @@ def test_a_word_is_given_with_its_last_token():
     assert [detokenizer.feed(token_id) for token_id in (1, 260, 261, 262)] == ["", "hello", " world", " the"]
 
 
+class CountingCodec:
+    """A codec that counts the tokens that it decodes."""
+
+    def __init__(self, codec):
+        self._codec, self.count = codec, 0
+        self.byte_ids, self.special_ids = codec.byte_ids, codec.special_ids
+        self.token_text = codec.token_text
+
+    def decode(self, token_ids, *, skip_special_tokens):
+        self.count += len(token_ids)
+        return self._codec.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+
+@pytest.mark.parametrize("kind", CODECS)
+def test_the_work_grows_with_the_tokens_however_long_no_character_ends(kind):
+    codec = CountingCodec(CODECS[kind])
+    vocabulary = range(3, SIZES[kind])
+    broken = [t for t in vocabulary if codec.token_text(t) == REPLACEMENT and t not in codec.byte_ids]
+    ids = [*broken[:1] * 2_000, *CODECS[kind].encode("hello", add_special_tokens=False)]
+    detokenizer = Detokenizer(codec, skip_special_tokens=True)
+    pieces = [detokenizer.feed(token_id) for token_id in ids]
+    assert codec.count < 20 * len(ids)
+    assert pieces[:2_000] == [""] * 2_000
+    text = "".join(pieces) + detokenizer.flush()
+    assert text == CODECS[kind].decode(ids, skip_special_tokens=True)
+    assert text.count(REPLACEMENT) == 2_000
+
+
 # -- stop strings
 
 
