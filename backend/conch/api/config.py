@@ -16,6 +16,7 @@ import msgspec
 from conch.api.errors import ConfigError
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+Quantization = Literal["int8", "gguf"]
 ModelImpl = Literal["auto", "fused", "transformers"]
 MIB = 1 << 20
 
@@ -30,8 +31,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     dtype
         Of weights, activations and KV cache. ``auto`` is what the checkpoint's config states.
     model_impl
-        ``fused``: our decoder, one native call a step; ``transformers``: its own modules around our attention;
-        ``auto``: the first where the model and the attention kernel allow it.
+        ``fused``: our decoder, one native call a step; ``transformers``: its own modules around our
+        attention; ``auto``: the first where the model and the attention kernel allow it.
+    quantization
+        Of weights, on a CPU: ``int8`` makes 8-bit numbers in groups of 32 of any checkpoint; ``gguf`` serves
+        the 4- and 8-bit groups of a GGUF file as they are stored. None serves every checkpoint in `dtype`.
     device
         ``auto`` is CUDA where there is a device, else the CPU.
     max_model_len
@@ -69,6 +73,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     model: str
     dtype: DType = "auto"
     model_impl: ModelImpl = "auto"
+    quantization: Quantization | None = None
     device: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 64

@@ -8,8 +8,7 @@ from typing import Protocol
 
 import torch
 
-from conch.api import AttentionKernel, ConfigError, StepBatch
-from conch.api.config import ModelImpl
+from conch.api import AttentionKernel, ConfigError, EngineConfig, StepBatch
 from conch.model.attention import PagedStep
 from conch.model.causal_model import CausalModel
 from conch.model.describe import Description
@@ -28,9 +27,9 @@ class Model(Protocol):
 
 
 def load_model(
-    description: Description, kernel: AttentionKernel, impl: ModelImpl, progress: Progress
+    description: Description, config: EngineConfig, kernel: AttentionKernel, progress: Progress
 ) -> Model:
-    """Load the model in the make that `impl` asks for.
+    """Load the model in the make that `model_impl` asks for.
 
     Parameters
     ----------
@@ -42,20 +41,25 @@ def load_model(
     CheckpointError
         The weights do not fit the model.
     ConfigError
-        `impl` is ``fused`` and the model cannot be.
+        The configuration asks for the fused decoder, or for what only it can do, where it cannot be had.
     """
-    if impl != "transformers":
-        why = _load_fused_or_say_why(description, kernel, progress)
-        if not isinstance(why, str):
-            return why
-        if impl == "fused":
-            raise ConfigError(f"model_impl 'fused' cannot serve {description.spec.name}: {why}")
-        _log.info("%s runs with transformers' modules: %s", description.spec.name, why)
+    if config.model_impl == "transformers":
+        found: Model | str = "model_impl is 'transformers'"
+    else:
+        found = _load_fused_or_say_why(description, config, kernel, progress)
+    if not isinstance(found, str):
+        return found
+    name = description.spec.name
+    if config.model_impl == "fused":
+        raise ConfigError(f"model_impl 'fused' cannot serve {name}: {found}")
+    if config.quantization is not None:
+        raise ConfigError(f"quantization {config.quantization!r} cannot serve {name}: {found}")
+    _log.info("%s runs with transformers' modules: %s", name, found)
     return CausalModel(load_module(description, progress))
 
 
 def _load_fused_or_say_why(
-    description: Description, kernel: AttentionKernel, progress: Progress
+    description: Description, config: EngineConfig, kernel: AttentionKernel, progress: Progress
 ) -> Model | str:
     from conch_kernels.cpu_attention import NativeAttention
 
@@ -68,4 +72,4 @@ def _load_fused_or_say_why(
         blueprint = recognise(description.meta, description.hf_config, description.spec)
     except NotRecognised as error:
         return str(error)
-    return load_fused(description, blueprint, progress)
+    return load_fused(description, blueprint, config, progress)

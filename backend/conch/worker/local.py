@@ -66,7 +66,7 @@ class LocalWorker:
             torch.set_num_threads(config.num_threads or _cores())
         self._spec, self._config = spec, config
         self._kernel, self._drafter = kernel, drafter
-        self._model = load_model(prepared.description, kernel, config.model_impl, progress)
+        self._model = load_model(prepared.description, config, kernel, progress)
         width = -(-spec.max_model_len // config.block_size)
         self._table = RowTable(config.max_num_seqs, spec.max_model_len + 1, width)
         self._builder = BatchBuilder(self._table, config.block_size, self._device)

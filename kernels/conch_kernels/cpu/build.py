@@ -11,12 +11,14 @@ import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from conch_kernels.cache import cached_folder
 
 _NAME = "conch_cpu"
 _HERE = Path(__file__).parent
+_MAX_ERROR = 2000
 _FLAGS = (
     "-std=c++20",
     "-O3",
@@ -25,6 +27,7 @@ _FLAGS = (
     "-fno-math-errno",
     "-fno-trapping-math",
     "-fvisibility=hidden",
+    "-fPIC",
     "-Wno-psabi",
     "-pthread",
 )
@@ -55,33 +58,40 @@ def build(extra_flags: tuple[str, ...] = ()) -> Path:
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     for fact in (*flags, _version_of(compiler), _abilities_of_cpu()):
         digest.update(fact.encode() + b"\0")
-    folder = cached_folder(f"{_NAME}-{digest.hexdigest()}", lambda scratch: _compile(scratch, sources, flags))
+    folder = cached_folder(
+        f"{_NAME}-{digest.hexdigest()}", lambda scratch: _compile(scratch, sources, (compiler, *flags))
+    )
     return folder / f"{_NAME}.so"
 
 
-def _compile(folder: Path, sources: list[Path], flags: tuple[str, ...]) -> None:
-    from torch.utils import cpp_extension
-
-    try:
-        cpp_extension.load(
-            name=_NAME,
-            sources=[str(path) for path in sources],
-            extra_cflags=list(flags),
-            extra_ldflags=["-pthread"],
-            build_directory=str(folder),
-            is_python_module=False,
-            with_cuda=False,
-            keep_intermediates=False,
+def _compile(folder: Path, sources: list[Path], command: Sequence[str]) -> None:
+    """Compile the files side by side, then link them."""
+    objects = [folder / f"{path.stem}.o" for path in sources]
+    _run(
+        *(
+            [*command, "-c", str(path), "-o", str(target)]
+            for path, target in zip(sources, objects, strict=True)
         )
-    except (RuntimeError, OSError, ImportError) as error:
-        raise BuildError(f"the C++ kernels do not compile: {error}") from error
-    for path in folder.iterdir():
-        if path.suffix != ".so":
-            path.unlink()
+    )
+    _run([*command, "-shared", *map(str, objects), "-o", str(folder / f"{_NAME}.so")])
+    for path in objects:
+        path.unlink()
+
+
+def _run(*commands: Sequence[str]) -> None:
+    """Run commands at once; raises once all have ended."""
+    running = [
+        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        for command in commands
+    ]
+    errors = [(process.communicate()[1], process.returncode) for process in running]
+    for text, code in errors:
+        if code:
+            raise BuildError(f"the C++ kernels do not compile: {text.strip()[:_MAX_ERROR]}")
 
 
 def _compiler() -> str:
-    name = os.environ.get("CXX", "c++")  # as torch's extension builder has it
+    name = os.environ.get("CXX", "c++")
     path = shutil.which(name)
     if path is None:
         raise BuildError(f"no C++ compiler: {name!r} is not on PATH (Debian: apt-get install g++)")

@@ -9,12 +9,10 @@ import torch
 
 from conch.api import ModelSpec
 from conch.model.fused.blueprint import Blueprint, LayerPart, MatrixPart, NormPart
-from conch_kernels.cpu.library import Team
+from conch.model.fused.matrices import Matrices, Source, shape_of, stacked
 from conch_kernels.cpu.native import ACTIVATIONS, DecoderSpec, Layer, Matrix, NativeDecoder, Norm
-from conch_kernels.cpu.packing import FORMATS, interleave, pack, packed_bytes
+from conch_kernels.cpu.packing import FORMATS
 from conch_kernels.cpu_attention import AttentionConstants, KvLayout
-
-Weights = Callable[[str], torch.Tensor]
 
 
 class Assembler:
@@ -26,14 +24,14 @@ class Assembler:
         What it is.
     spec
         What plugins know of it.
-    weights
-        Gives a parameter by name, in the dtype of the model.
-    team
-        Who packs.
+    source
+        The parameters.
+    matrices
+        How matrices are kept.
     """
 
-    def __init__(self, blueprint: Blueprint, spec: ModelSpec, weights: Weights, team: Team) -> None:
-        self._blueprint, self._spec, self._weights, self._team = blueprint, spec, weights, team
+    def __init__(self, blueprint: Blueprint, spec: ModelSpec, source: Source, matrices: Matrices) -> None:
+        self._blueprint, self._spec, self._source, self._matrices = blueprint, spec, source, matrices
         self._dtype: torch.dtype = getattr(torch, spec.attention.dtype)
         self._kept: list[object] = []
         self._arena = Arena(self._total_bytes())
@@ -49,7 +47,7 @@ class Assembler:
         tied = plan.embedding == plan.head.weights[0]
         spec = DecoderSpec(
             layers=layers,
-            embedding=None if tied else self._keep(self._weights(plan.embedding)),
+            embedding=None if tied else self._keep(self._source.dense(plan.embedding).to(self._dtype)),
             head=self._matrix(plan.head),
             final=self._norm(plan.final),
             num_layers=len(plan.layers),
@@ -90,26 +88,20 @@ class Assembler:
         )
 
     def _matrix(self, part: MatrixPart) -> Matrix:
-        weight = self._stacked(part.weights, part.interleaved)
-        columns, depth = weight.shape
-        room = self._arena.take(packed_bytes(columns, depth, weight.dtype))
-        pack(weight, room, self._team)
-        bias = self._keep(self._stacked(part.biases, part.interleaved).float()) if part.biases else None
-        return Matrix(
-            panels=room.data_ptr(), bias=bias, depth=depth, columns=columns, format=FORMATS[weight.dtype]
-        )
-
-    def _stacked(self, names: tuple[str, ...], interleaved: bool) -> torch.Tensor:
-        parts = [self._weights(name).to(self._dtype) for name in names]
-        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return interleave(whole) if interleaved else whole
+        columns, depth = shape_of(part, self._blueprint.shapes)
+        room = self._arena.take(self._matrices.size(part))
+        layout = self._matrices.write(part, room)
+        bias = None
+        if part.biases:
+            bias = self._keep(stacked(part, [self._source.dense(name).float() for name in part.biases]))
+        return Matrix(panels=room.data_ptr(), bias=bias, depth=depth, columns=columns, format=layout)
 
     def _norm(self, part: NormPart | None) -> Norm:
         if part is None:
             return Norm()
         return Norm(
-            weight=self._keep(self._weights(part.weight).float() + part.offset),
-            bias=None if part.bias is None else self._keep(self._weights(part.bias).float()),
+            weight=self._keep(self._source.dense(part.weight).float() + part.offset),
+            bias=None if part.bias is None else self._keep(self._source.dense(part.bias).float()),
             eps=part.eps,
             centred=part.centred,
         )
@@ -126,11 +118,7 @@ class Assembler:
             plan.head,
             *(m for layer in plan.layers for m in (layer.qkv, layer.out, layer.up, layer.down)),
         ]
-        shapes = [[plan.shapes[name] for name in part.weights] for part in parts]
-        return sum(
-            Arena.rounded(packed_bytes(sum(shape[0] for shape in stack), stack[0][1], self._dtype))
-            for stack in shapes
-        )
+        return sum(Arena.rounded(self._matrices.size(part)) for part in parts)
 
 
 class Arena:

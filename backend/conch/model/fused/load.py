@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import torch
 
-from conch.api import CheckpointError
+from conch.api import CheckpointError, ConfigError, EngineConfig
+from conch.api.config import resolve_model_reference
 from conch.model.checkpoint import weight_files
 from conch.model.describe import Description
 from conch.model.fused.assemble import Assembler
 from conch.model.fused.blueprint import Blueprint
 from conch.model.fused.decoder import FusedDecoder
+from conch.model.fused.matrices import DenseMatrices, GroupedMatrices, Matrices, Source
+from conch.model.gguf import open_gguf
+from conch.model.gguf_weights import GgufWeights, RawTensor
 from conch.model.loading import load_module
 from conch_kernels.cpu.library import Team
 
@@ -19,48 +24,75 @@ Progress = Callable[[str, float], None]
 _STAGE = "packing weights"
 
 
-def load_fused(description: Description, blueprint: Blueprint, progress: Progress) -> FusedDecoder:
+def load_fused(
+    description: Description, blueprint: Blueprint, config: EngineConfig, progress: Progress
+) -> FusedDecoder:
     """Read and pack the weights, parameter by parameter: the peak is the packed model and one layer's matrix.
 
     Raises
     ------
     CheckpointError
         The checkpoint is not exactly what the model needs; as `conch.model.loading.load_module` says it.
+    ConfigError
+        `quantization` asks for what the checkpoint does not have.
     """
-    weights = _as_stored(description, blueprint) or _through_transformers(description, progress)
-    team = Team(torch.get_num_threads())
-    assembler = Assembler(blueprint, description.spec, weights, team)
+    as_stored = config.quantization == "gguf"
+    source = _gguf(config) if as_stored else _checkpoint(description, blueprint, progress)
+    dtype = getattr(torch, description.spec.attention.dtype)
+    dense = DenseMatrices(source, blueprint.shapes, dtype, Team(torch.get_num_threads()))
+    matrices: Matrices = dense
+    if config.quantization is not None:
+        matrices = GroupedMatrices(source, blueprint.shapes, dense, as_stored)
+    assembler = Assembler(blueprint, description.spec, source, matrices)
     return FusedDecoder(assembler.assemble(lambda share: progress(_STAGE, share)))
 
 
-def _as_stored(description: Description, blueprint: Blueprint) -> Callable[[str], torch.Tensor] | None:
-    """Give parameters straight from the files, where names and shapes are exactly those of the model."""
+class _Parameters:
+    """Parameters that are floats in the checkpoint."""
+
+    def __init__(self, read: Callable[[str], torch.Tensor]) -> None:
+        self.dense = read
+
+    def raw(self, name: str) -> RawTensor | None:
+        """Return None: nothing is stored quantised."""
+        return None
+
+
+def _gguf(config: EngineConfig) -> Source:
+    path = Path(resolve_model_reference(config.model)).expanduser()
+    if path.suffix.lower() != ".gguf":
+        raise ConfigError(f"quantization 'gguf' serves the blocks of a .gguf file, and {path} is none")
+    return GgufWeights(open_gguf(path))
+
+
+def _checkpoint(description: Description, blueprint: Blueprint, progress: Progress) -> Source:
+    where = _names_if_exact(description.folder, blueprint)
+    if where is None:  # let transformers rename, tie and check; this costs the memory of the model once more
+        parameters: Mapping[str, torch.Tensor] = dict(load_module(description, progress).named_parameters())
+        return _Parameters(parameters.__getitem__)
+    return _Parameters(lambda name: _read(where[name], name))
+
+
+def _names_if_exact(folder: Path, blueprint: Blueprint) -> dict[str, Path] | None:
+    """Return in which file each parameter is, if names and shapes are exactly those of the model."""
     from safetensors import SafetensorError, safe_open
 
-    where: dict[str, str] = {}
-    try:
-        for path in weight_files(description.folder):
+    where: dict[str, Path] = {}
+    for path in weight_files(folder):
+        try:
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118 - not a mapping
                     if blueprint.shapes.get(name) != tuple(file.get_slice(name).get_shape()):
                         return None
-                    where[name] = str(path)
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"cannot read {path}: {error}") from error
-    if where.keys() != blueprint.shapes.keys():
-        return None
-    dtype = getattr(torch, description.spec.attention.dtype)
-
-    def read(name: str) -> torch.Tensor:
-        with safe_open(where[name], framework="pt") as file:
-            stored: torch.Tensor = file.get_tensor(name)
-            return stored.to(dtype)
-
-    return read
+                    where[name] = path
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"cannot read {path}: {error}") from error
+    return where if where.keys() == blueprint.shapes.keys() else None
 
 
-def _through_transformers(description: Description, progress: Progress) -> Callable[[str], torch.Tensor]:
-    """Let transformers rename, tie and check; costs the memory of the model once more while it is packed."""
-    module = load_module(description, progress)
-    parameters: Mapping[str, torch.Tensor] = dict(module.named_parameters())
-    return parameters.__getitem__
+def _read(path: Path, name: str) -> torch.Tensor:
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        tensor: torch.Tensor = file.get_tensor(name)
+        return tensor
