@@ -146,9 +146,7 @@ def test_a_column(layout):
         torch.testing.assert_close(found, weight[column], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "flags", [("-mno-avx512vnni", "-mno-avxvnni"), ("-mno-avx512f",), ("-march=x86-64",)], ids=" ".join
-)
+@pytest.mark.parametrize("flags", [("-mno-avx512f",), ("-march=x86-64",)], ids=["avx2", "plain"])
 def test_lesser_cpus_compute_the_same(flags):
     lesser = ctypes.CDLL(str(build(flags)))
     team = Team(2, lesser)
