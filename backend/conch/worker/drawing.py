@@ -9,6 +9,8 @@ from dataclasses import dataclass, fields
 
 import torch
 
+from conch.worker.kept_tokens import RowFilter, draw_token
+
 _HEAD = 256
 _MAX_HEAD = 4096
 _WIDEN = 16
@@ -46,7 +48,22 @@ def draw(logits: torch.Tensor, settings: DrawSettings) -> torch.Tensor:
     exceeds the row's random number. Each row is summed by itself, in fp64, so its token does not depend on
     the others and no token's share is lost to rounding.
     """
-    weights = kept_weights(logits, settings)
+    weights = _weights(logits, settings)
+    is_filtered = _is_filtered(settings, logits.shape[1])
+    if not bool(is_filtered.any()):
+        return _pick(weights, settings)
+    if logits.device.type != "cpu":
+        return _pick(_filter_rows(weights, settings, is_filtered), settings)
+    token_ids = torch.empty(len(weights), dtype=torch.int64)
+    some, others = torch.nonzero(is_filtered).squeeze(1), torch.nonzero(~is_filtered).squeeze(1)
+    token_ids[some] = _draw_filtered(weights[some], settings.select(some))
+    if len(others):
+        token_ids[others] = _pick(weights[others], settings.select(others))
+    return token_ids
+
+
+def _pick(weights: torch.Tensor, settings: DrawSettings) -> torch.Tensor:
+    """Draw from weights [N, V], none of which is to be left out; returns int64 [N]."""
     cumulative = weights.cumsum(dim=1, dtype=torch.float64)
     total = cumulative[:, -1:]
     target = settings.uniform[:, None] * total
@@ -56,14 +73,38 @@ def draw(logits: torch.Tensor, settings: DrawSettings) -> torch.Tensor:
 
 def kept_weights(logits: torch.Tensor, settings: DrawSettings) -> torch.Tensor:
     """Turn logits [N, V] into probabilities up to a factor, 0 for tokens filtered out: float32 [N, V]."""
+    weights = _weights(logits, settings)
+    return _filter_rows(weights, settings, _is_filtered(settings, logits.shape[1]))
+
+
+def _weights(logits: torch.Tensor, settings: DrawSettings) -> torch.Tensor:
+    """Turn logits [N, V] into probabilities up to a factor, the largest 1: float32 [N, V]."""
     shifted = logits - logits.amax(dim=1, keepdim=True)  # at most 0: no temperature overflows
-    weights = shifted.div_(settings.temperature[:, None].float()).exp_()
-    vocab_size = logits.shape[1]
+    return shifted.div_(settings.temperature[:, None].float()).exp_()
+
+
+def _is_filtered(settings: DrawSettings, vocab_size: int) -> torch.Tensor:
+    """Return which rows leave tokens out: bool [N]."""
     limited = (settings.top_k > 0) & (settings.top_k < vocab_size)
-    some = torch.nonzero(limited | (settings.top_p < 1) | (settings.min_p > 0)).squeeze(1)
+    return limited | (settings.top_p < 1) | (settings.min_p > 0)
+
+
+def _draw_filtered(weights: torch.Tensor, settings: DrawSettings) -> torch.Tensor:
+    """Draw on the host from weights [N, V], each row by itself; returns int64 [N]."""
+    totals = weights.sum(dim=1, dtype=torch.float64).tolist()
+    numbers = (settings.top_k, settings.top_p, settings.min_p, settings.uniform)
+    rows = map(RowFilter, *(number.tolist() for number in numbers))
+    drawn = map(draw_token, weights.numpy(), totals, rows)
+    return torch.tensor(list(drawn), dtype=torch.int64)
+
+
+def _filter_rows(weights: torch.Tensor, settings: DrawSettings, which: torch.Tensor) -> torch.Tensor:
+    """Set what the rows `which`, bool [N], leave out of weights [N, V] to 0."""
+    some = torch.nonzero(which).squeeze(1)
     if len(some):
         chosen = settings.select(some)
-        reach = int(torch.where(limited[some], chosen.top_k, 0).max())
+        vocab_size = weights.shape[1]
+        reach = int(torch.where(chosen.top_k < vocab_size, chosen.top_k, 0).max())
         head = vocab_size if reach > _MAX_HEAD else min(max(reach, _HEAD), vocab_size)
         weights[some] = _filtered(weights[some], chosen, head)
     return weights

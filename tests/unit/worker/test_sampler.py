@@ -161,6 +161,34 @@ def test_draws_follow_the_distribution():
     assert chi_square < 40  # 11 degrees of freedom: p about 4e-5
 
 
+@pytest.mark.parametrize("scale", [0.0, 0.3, 2.0, 6.0])
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {"top_p": 0.95},
+        {"top_p": 0.3},
+        {"top_p": 1 - 1e-12},
+        {"top_k": 40},
+        {"top_k": 40, "top_p": 0.9},
+        {"top_k": 1 << 40, "top_p": 0.5},
+        {"top_k": 700, "top_p": 0.9},
+        {"top_k": 5000, "top_p": 0.999},
+        {"min_p": 0.05},
+        {"min_p": 1e-5, "top_p": 0.8},
+        {"min_p": 0.01, "top_k": 20, "top_p": 0.99},
+    ],
+)
+def test_a_row_drawn_by_itself_equals_one_of_a_filtered_batch(scale, filters):
+    logits = (random_logits(8, 6000, seed=4, scale=scale) * 4).round() / 4  # many ties
+    for uniform in (0.0, 0.37, 0.9, 1 - 2**-53):
+        settings = draw_settings(8, 0.8, uniform=uniform, **filters)
+        weights = kept_weights(logits, settings)
+        for row, token in enumerate(draw(logits, settings).tolist()):
+            cumulative = weights[row].double().cumsum(0)
+            target = min(uniform * cumulative[-1].item(), np.nextafter(cumulative[-1].item(), 0))
+            assert token == int(torch.searchsorted(cumulative, target, right=True))
+
+
 # --- what equals greedy, what is off ---------------------------------------
 
 
