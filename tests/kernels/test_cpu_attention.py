@@ -257,3 +257,11 @@ def test_lesser_cpus_get_it_right(flags, monkeypatch):
     long = Case([(2000, 3)], (6, 2), 16)
     long.check(0.3)
     assert long.plan.tasks(None)[1] > 0
+
+
+@pytest.mark.parametrize("size", [12, 16, 64])
+def test_a_part_in_which_some_queries_see_nothing(size):
+    case = Case([(70, 70)], (4, 2), size, block=4)
+    case.check(size**-0.5)
+    _, parts = case.plan.tasks(None)
+    assert parts >= 8  # the last tile's keys are shared out, and its first query sees none of the last part's

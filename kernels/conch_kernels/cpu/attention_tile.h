@@ -88,7 +88,7 @@ class Tile {
 
    private:
     static constexpr int GROUPS = CHUNK / LANES;
-    static constexpr float NOTHING = -1e30f;
+    static constexpr float NOTHING = -0x1p100f;  // a power of two: scaling it leaves no rest for a fused multiply-add
 
     int depth() const { return round_up(layout_.key_size, Element<E>::fold); }
     E* query() const { return reinterpret_cast<E*>(scratch_.query.data()); }

@@ -114,15 +114,34 @@ class Decoder {
         space_.fit(spec_, step.rows.tokens);
         if (scratch_.size() < size_t(team.size())) scratch_ = std::vector<AttentionScratch>(team.size());
         Plans plans;
-        for (const Layer& layer : layers_)
-            plans.try_emplace(layer.window, step.rows, spec_.kv, spec_.heads, layer.window, team.size());
-        team.run([&](int member) { go(team, step, plans, scratch_[member]); });
+        for (int index = 0; index + 1 < spec_.num_layers; index++) plan(plans, layers_[index].window, step.rows, team);
+        Plans ending;  // of the last layer, whose output is wanted in some rows only
+        const std::vector<int32_t> cu_wanted = wanted_queries(step);
+        Rows wanted = step.rows;
+        wanted.cu_query = cu_wanted.data();
+        plan(ending, layers_.back().window, wanted, team);
+        team.run([&](int member) { go(team, step, plans, ending, scratch_[member]); });
     }
 
    private:
     using Plans = std::map<int, AttentionPlan>;  // by window
 
-    void go(Team& team, const Step& step, const Plans& plans, AttentionScratch& scratch) {
+    void plan(Plans& plans, int window, const Rows& rows, Team& team) const {
+        plans.try_emplace(window, rows, spec_.kv, spec_.heads, window, team.size());
+    }
+
+    // Where each row's wanted queries begin among all that are: they are the row's last ones.
+    static std::vector<int32_t> wanted_queries(const Step& step) {
+        std::vector<int32_t> begins(step.rows.rows + 1);
+        int found = 0;
+        for (int row = 0; row < step.rows.rows; row++) {
+            while (found < step.num_logit_rows && step.logit_rows[found] < step.rows.cu_query[row + 1]) found++;
+            begins[row + 1] = found;
+        }
+        return begins;
+    }
+
+    void go(Team& team, const Step& step, const Plans& plans, const Plans& ending, AttentionScratch& scratch) {
         const int hidden = spec_.hidden, wide = spec_.heads * spec_.head_size;
         int rows = step.rows.tokens;
         embed(team, step);
@@ -136,11 +155,10 @@ class Decoder {
             product(team, Left<E>{space_.normed.data(), hidden, rows}, layer.qkv, keep(layer.qkv, space_.qkv.data()));
             place(team, step.rows, layer, keys, values);
             const bool last = index + 1 == spec_.num_layers;
-            if (last && !step.num_logit_rows) return;
+            if (last && !(rows = gather(team, step))) return;
             const Heads<E> query{space_.query.data(), wide, spec_.head_size};
-            attend<E>(team, plans.at(layer.window), layer.attention, keys, values, query, space_.attended.data(),
+            attend<E>(team, (last ? ending : plans).at(layer.window), layer.attention, keys, values, query, space_.attended.data(),
                       scratch);
-            if (last) rows = gather(team, step);
             product(team, Left<E>{space_.attended.data(), wide, rows}, layer.out, add(layer.out, layer.attention_out));
             settle(team, rows, layer.attention_out, layer.mlp_in);
             product(team, Left<E>{space_.normed.data(), hidden, rows}, layer.up, activated(layer.up));
@@ -222,19 +240,23 @@ class Decoder {
         }
     }
 
-    // Moves the rows whose logits are wanted to the front; nothing after the last attention needs the others.
+    // Moves the rows whose logits are wanted to the front and returns how many there are. After the last layer's keys
+    // and values nothing needs the others.
     int gather(Team& team, const Step& step) {
-        const int hidden = spec_.hidden, wide = spec_.heads * spec_.head_size, rows = step.num_logit_rows;
-        if (rows == step.rows.tokens) return rows;
-        team.each(1, [&](int) {
-            for (int row = 0; row < rows; row++) {
-                ptrdiff_t from = step.logit_rows[row];
-                if (from == row) continue;
-                std::copy_n(space_.stream.data() + from * hidden, hidden, space_.stream.data() + ptrdiff_t(row) * hidden);
-                std::copy_n(space_.attended.data() + from * wide, wide, space_.attended.data() + ptrdiff_t(row) * wide);
-            }
-        });
+        const int rows = step.num_logit_rows;
+        if (rows && rows < step.rows.tokens)
+            team.each(1, [&](int) {
+                for (int row = 0; row < rows; row++) {
+                    move_row(space_.stream.data(), spec_.hidden, step.logit_rows[row], row);
+                    move_row(space_.query.data(), spec_.heads * spec_.head_size, step.logit_rows[row], row);
+                }
+            });
         return rows;
+    }
+
+    template <class T>
+    static void move_row(T* rows, ptrdiff_t size, ptrdiff_t from, ptrdiff_t to) {
+        if (from != to) std::copy_n(rows + from * size, size, rows + to * size);
     }
 
     // -- what becomes of a product: values [rows][PANEL] of columns `column` and on -----------------------------
