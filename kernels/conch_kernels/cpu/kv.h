@@ -39,18 +39,30 @@ struct KvLayout {
 };
 
 // Write one token's key, which is rotated already, and value of one head to its slot (block * block size + offset).
+// Touches nothing that belongs to another token, so members of a team may write neighbours at once.
 template <class E>
 void write_kv(const KvLayout& layout, E* pool_keys, E* pool_values, int64_t slot, int head, const float* key,
               const float* value) {
     constexpr int fold = Element<E>::fold;
     const int offset = int(slot % layout.block_size), lane = offset % LANES;
     const ptrdiff_t group = layout.group_at(slot / layout.block_size, head, offset);
+    E few[LANES];
+    auto take = [&](const float* from, int count) {
+        alignas(64) float last[LANES] = {};  // the dimension that fills up a fold must be 0
+        if (count < LANES) from = static_cast<const float*>(std::memcpy(last, from, count * sizeof(float)));
+        store(few, load(from));
+        return std::min(count, LANES);
+    };
     E* keys = pool_keys + group + lane * fold;
-    for (int d = 0; d < round_up(layout.key_size, fold); d++) {  // the dimension that fills up a pair must be 0
-        store_one(keys + d / fold * LANES * fold + d % fold, d < layout.key_size ? key[d] : 0.f);
+    for (int d = 0; d < layout.key_size; d += LANES) {
+        const int count = take(key + d, layout.key_size - d);
+        for (int i = 0; i < count; i += fold, keys += LANES * fold) std::memcpy(keys, few + i, fold * sizeof(E));
     }
     E* values = pool_values + group + ptrdiff_t(lane / fold) * layout.depth() * fold + lane % fold;
-    for (int d = 0; d < layout.value_size; d++) store_one(values + d * fold, value[d]);
+    for (int d = 0; d < layout.value_size; d += LANES) {
+        const int count = take(value + d, layout.value_size - d);
+        for (int i = 0; i < count; i++, values += fold) *values = few[i];
+    }
 }
 
 }  // namespace conch
