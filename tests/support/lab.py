@@ -33,6 +33,7 @@ SETTINGS = {
         "queue_timeout_s": 2.0,
         "kv_cache_memory_bytes": 16 << 20,
     },
+    "pieces": {"stream_interval": 4, "kv_cache_memory_bytes": 16 << 20},
 }
 
 
