@@ -65,7 +65,5 @@ def test_on_a_gpu_nothing_is_compiled_or_warned_of(caplog):
 
 @pytest.mark.usefixtures("no_compiler")
 def test_a_kernel_asked_for_by_name_is_not_replaced():
-    with pytest.raises(
-        PluginError, match=r"'cpu' cannot serve .* no C\+\+ compiler .*torch"
-    ):
+    with pytest.raises(PluginError, match=r"'cpu' cannot serve .* no C\+\+ compiler .*torch"):
         chosen(attention_kernel="cpu")
