@@ -70,13 +70,13 @@ def installed(engines: list[Engine], console: Console) -> dict[str, str]:
     return failures
 
 
-def perplexity() -> dict[str, float] | None:
-    """Return perplexity by weights, where the script that measures it is there."""
+def perplexity(failures: dict[str, str]) -> dict[str, float] | None:
+    """Return perplexity by weights as `bench-perplexity` measures it; None where it cannot."""
     try:
-        module = importlib.import_module("perplexity")
-    except ModuleNotFoundError:
+        found: dict[str, float] = importlib.import_module("perplexity").by_weights()
+    except Exception as error:  # whatever it is, the other figures stand
+        failures["perplexity"] = f"{type(error).__name__}: {error}"
         return None
-    found: dict[str, float] = module.by_weights()
     return found
 
 
@@ -114,7 +114,8 @@ def main() -> int:
     rounds.run()
     if not arguments.quick:
         rounds.restart(ENGINES[0], MORE_STARTS)
-    found = record.of_run(rounds, models.size, None if arguments.quick else perplexity())
+    measured = None if arguments.quick else perplexity(rounds.failures)
+    found = record.of_run(rounds, models.size, measured)
     quick_folder = machine.ROOT / ".cache" / "quick" if arguments.quick else None
     path = report.write(
         "peers",
@@ -123,6 +124,8 @@ def main() -> int:
     )
     output.print(tables.engine_table(rounds.plan, rounds.seen, found["limits"]["figures"]))
     output.print(tables.comparison_table(found["comparisons"], found["floor_fractions"]))
+    for name, reason in rounds.failures.items():
+        output.print(f"{name} failed, {reason}", markup=False, highlight=False)
     output.print(f"written to {path}", markup=False, soft_wrap=True)
     report.print_last_line(output, found["headline"])
     return 1 if rounds.failures else 0

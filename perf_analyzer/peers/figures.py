@@ -87,7 +87,7 @@ def limits(plan: Plan, size: ModelSize, rates: Rates) -> dict[str, float]:
     """Return the figure of each workload at the limits, by workload and weights, where there is one."""
     found = {}
     for weights in WEIGHTS:
-        for workload in plan.workloads:
+        for workload in plan.workloads if plan.engines_of(weights) else ():
             floor = floor_figure(workload.key, weights, workload.work(1, plan.quick), size, rates)
             if floor is not None:
                 found[f"{workload.key}_{weights}"] = floor

@@ -134,7 +134,7 @@ class Rounds:
         work = workload.work(number, self.plan.quick)
         answers: dict[Engine, Answer] = {}
         for engine in rotated(list(programs), number):
-            if workload.key not in engine.workloads:
+            if not engine.does(workload.key, number):
                 continue
             try:
                 answer = ask(programs[engine], workload, work)

@@ -20,7 +20,7 @@ def engine_table(plan: Plan, seen: Mapping[str, Seen], at_limit: Mapping[str, fl
         table.add_column(heading, justify="right" if heading != "engine" else "left")
     for workload in WORKLOADS:
         table.add_column(f"{workload.key.upper()} {'s' if workload.smaller_is_better else 'tok/s'}")
-    for weights in WEIGHTS:
+    for weights in (kind for kind in WEIGHTS if plan.engines_of(kind)):
         for engine in plan.engines_of(weights):
             table.add_row(engine.name, *_cells(seen[engine.name]))
         limit = [at_limit.get(f"{workload.key}_{weights}") for workload in WORKLOADS]

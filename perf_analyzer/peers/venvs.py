@@ -50,7 +50,9 @@ def versions_of(name: str) -> dict[str, str]:
 
 def folder_of(peer: Peer) -> Path:
     """Return the venv's folder; other requirements make another venv."""
-    key = json.dumps([peer.requirements, peer.unwanted, sorted(peer.environment.items()), sys.version_info[:2]])
+    key = json.dumps(
+        [peer.requirements, peer.unwanted, sorted(peer.environment.items()), sys.version_info[:2]]
+    )
     return cache_root() / f"{peer.name}-{hashlib.blake2b(key.encode(), digest_size=4).hexdigest()}"
 
 

@@ -249,5 +249,5 @@ def test_a_run_of_stubs_gives_a_whole_record(stubs):
     assert found["engines"]["vllm"]["figures"]["w1"] == [127.0, 127.0]
     assert found["engines"]["vllm"]["same_tokens_as_ours"]["w4"] == [1.0, 1.0]
     assert len(found["limits"]["read_gb_per_s"]) == 3
-    assert tables.engine_table(small, rounds.seen, found["limits"]["figures"]).row_count == 6
+    assert tables.engine_table(small, rounds.seen, found["limits"]["figures"]).row_count == 4
     assert tables.comparison_table(found["comparisons"], found["floor_fractions"]).row_count == 3
