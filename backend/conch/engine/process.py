@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -40,6 +41,7 @@ def serve(end: EngineEnd) -> int:
         if not isinstance(start, StartEngine):
             raise TypeError(f"the first message must be StartEngine, not {type(start).__name__}")
         built = build_engine(start.config, lambda stage, fraction: end.send(Progress(stage, fraction)))
+        _set_aside_what_stays()
         end.send(built.info)
         _Loop(end, built).run()
     except (EOFError, ConnectionError):
@@ -49,6 +51,12 @@ def serve(end: EngineEnd) -> int:
         end.send(EngineFailed(f"{type(error).__name__}: {error}"))
         return 1
     return 0
+
+
+def _set_aside_what_stays() -> None:
+    """Keep the collector from going through a million objects of torch and transformers: that takes 0.2 s."""
+    gc.collect()
+    gc.freeze()
 
 
 class _Loop:
