@@ -20,7 +20,8 @@
 namespace conch {
 
 constexpr int STEPS = GROUP / 4;
-constexpr int TILE_ROWS = 32;  // that share the unpacking of a group
+constexpr int TILE_ROWS = 32;    // that share the unpacking of a group
+constexpr int OWN_GROUPS = 128;  // that a member quantises sooner than it would wait for others
 
 typedef int8_t I8 __attribute__((vector_size(16)));
 
@@ -161,21 +162,20 @@ struct WeightGroup {
     I32 numbers[STEPS][2];
     F32 scales[2], minima[2];
 
-    explicit WeightGroup(const char* p) {
+    explicit WeightGroup(const char* group) {
         for (int half = 0; half < 2; half++) {
-            scales[half] = load_half(p + half * 32);
-            if constexpr (MINIMA) minima[half] = load_half(p + 64 + half * 32);
-            p += NUMBERS;
+            scales[half] = load_half(group + half * 32);
+            if constexpr (MINIMA) minima[half] = load_half(group + 64 + half * 32);
+            const char* words = group + NUMBERS + half * 64;
             if constexpr (FORMAT == U8) {
-                for (int i = 0; i < STEPS; i++) numbers[i][half] = load_as<I32>(p + (2 * i + half) * 64);
+                for (int i = 0; i < STEPS; i++) numbers[i][half] = load_as<I32>(words + i * 128);
             } else {
                 for (int i = 0; i < STEPS / 2; i++) {
-                    I32 both = load_as<I32>(p + (2 * i + half) * 64);
+                    I32 both = load_as<I32>(words + i * 128);
                     numbers[i][half] = both & 0x0f0f0f0f;
                     numbers[i + STEPS / 2][half] = both >> 4 & 0x0f0f0f0f;
                 }
             }
-            p -= NUMBERS;
         }
     }
 
@@ -265,26 +265,40 @@ void multiply_quantised(Team& team, QuantisedLeft left, const Matrix& weight, Fi
     });
 }
 
+// Fills groups [begin, end) of `to`, counted row by row.
+template <class E>
+void quantise_range(Left<E> left, QuantisedLeft to, int begin, int end) {
+    for (int i = begin; i < end; i++) {
+        int row = i / to.groups(), group = i % to.groups();
+        quantise_group(left.data + ptrdiff_t(row) * left.stride + group * GROUP, to.at(row, group));
+    }
+}
+
 // Fills `to` from `left`. To be called by all members of the team.
 template <class E>
 void quantise_rows(Team& team, Left<E> left, QuantisedLeft to) {
     const int total = left.count * to.groups();
     const int chunk = std::max(GROUP, ceil_div(total, 8 * team.size()));
     team.each(ceil_div(total, chunk), [&](int item) {
-        int end = std::min(total, (item + 1) * chunk);
-        for (int i = item * chunk; i < end; i++) {
-            int row = i / to.groups(), group = i % to.groups();
-            quantise_group(left.data + ptrdiff_t(row) * left.stride + group * GROUP, to.at(row, group));
-        }
+        quantise_range(left, to, item * chunk, std::min(total, (item + 1) * chunk));
     });
 }
 
-// The same for rows that are still to be quantised.
+// The same for rows that are still to be quantised. Where they are few each member does that for itself, which
+// takes less time than waiting for the others.
 template <class E, class Finish>
-void multiply_quantised(Team& team, Left<E> left, QuantisedRows& scratch, const Matrix& weight, Finish finish) {
-    QuantisedLeft rows = scratch.fit(left.count, weight.depth);
-    quantise_rows(team, left, rows);
-    multiply_quantised(team, rows, weight, finish);
+void multiply_quantised(Team& team, Left<E> left, QuantisedRows& scratch, const Matrix& weight,
+                        Finish finish) {
+    if (left.count * (weight.depth / GROUP) <= OWN_GROUPS) {
+        LeftGroup own[OWN_GROUPS];
+        QuantisedLeft rows(own, left.count, weight.depth);
+        quantise_range(left, rows, 0, left.count * rows.groups());
+        multiply_quantised(team, rows, weight, finish);
+    } else {
+        QuantisedLeft rows = scratch.fit(left.count, weight.depth);
+        quantise_rows(team, left, rows);
+        multiply_quantised(team, rows, weight, finish);
+    }
 }
 
 }  // namespace conch
