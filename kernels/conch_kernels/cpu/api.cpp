@@ -18,12 +18,16 @@ EXPORT Team* conch_team_new(int size) { return new Team(size); }
 
 EXPORT void conch_team_free(Team* team) { delete team; }
 
-// Ask for large pages under [begin, begin + bytes): weights are read from end to end in every step.
-EXPORT void conch_prefer_large_pages(void* begin, int64_t bytes) {
+// Ask for large pages under [begin, begin + bytes): weights and KV are read from end to end in every step. With
+// `in_use`, also for what has small pages already. The system may decline.
+EXPORT void conch_prefer_large_pages(void* begin, int64_t bytes, int in_use) {
 #if defined(MADV_HUGEPAGE)
+    constexpr int COLLAPSE = 25;  // MADV_COLLAPSE, from Linux 6.1 on
     const uintptr_t page = 1 << 21, first = (uintptr_t(begin) + page - 1) / page * page;
     const uintptr_t last = (uintptr_t(begin) + bytes) / page * page;
-    if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+    if (first >= last) return;
+    madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+    if (in_use) madvise(reinterpret_cast<void*>(first), last - first, COLLAPSE);
 #endif
 }
 

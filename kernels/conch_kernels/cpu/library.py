@@ -6,6 +6,8 @@ import ctypes
 import functools
 from pathlib import Path
 
+import torch
+
 from conch_kernels.cpu.build import build
 
 
@@ -19,6 +21,21 @@ def library(path: Path | None = None) -> ctypes.CDLL:
         It cannot be built here.
     """
     return ctypes.CDLL(str(path or build()))
+
+
+def prefer_large_pages(memory: torch.Tensor, in_use: bool) -> None:
+    """Ask the system to back a tensor with large pages, which it may or may not do.
+
+    Parameters
+    ----------
+    memory
+        What is read from end to end.
+    in_use
+        Whether it has been written to, and so has small pages already.
+    """
+    library().conch_prefer_large_pages(
+        ctypes.c_void_p(memory.data_ptr()), ctypes.c_int64(memory.nbytes), in_use
+    )
 
 
 class Team:

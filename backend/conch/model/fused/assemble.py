@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 
 import torch
@@ -10,6 +9,7 @@ import torch
 from conch.api import ModelSpec
 from conch.model.fused.blueprint import Blueprint, LayerPart, MatrixPart, NormPart
 from conch.model.fused.matrices import Matrices, Source, shape_of, stacked
+from conch_kernels.cpu.library import prefer_large_pages
 from conch_kernels.cpu.native import ACTIVATIONS, DecoderSpec, Layer, Matrix, NativeDecoder, Norm
 from conch_kernels.cpu.packing import FORMATS
 from conch_kernels.cpu_attention import AttentionConstants, KvLayout
@@ -135,7 +135,7 @@ class Arena:
 
     def __init__(self, size: int) -> None:
         self._memory = torch.empty(size + self._LINE + self._AHEAD, dtype=torch.uint8)
-        prefer_large_pages(self._memory)
+        prefer_large_pages(self._memory, in_use=False)
         self._at = -self._memory.data_ptr() % self._LINE
 
     @classmethod
@@ -148,10 +148,3 @@ class Arena:
         start = self._at
         self._at += self.rounded(size)
         return self._memory[start : start + size]
-
-
-def prefer_large_pages(memory: torch.Tensor) -> None:
-    """Ask the system to back a tensor with large pages, which it may or may not do."""
-    from conch_kernels.cpu.library import library
-
-    library().conch_prefer_large_pages(ctypes.c_void_p(memory.data_ptr()), ctypes.c_int64(memory.nbytes))

@@ -9,6 +9,7 @@ import torch
 
 from conch.api import StepBatch
 from conch.model.attention import PagedStep
+from conch_kernels.cpu.library import prefer_large_pages
 from conch_kernels.cpu.native import NativeDecoder, Step
 from conch_kernels.cpu_attention import NativePlan
 
@@ -32,6 +33,8 @@ class FusedDecoder:
         plan = step.plan
         assert isinstance(plan, NativePlan), "a fused decoder is only loaded for a native attention kernel"
         if step.pools is not self._pools:
+            for pool in step.pools:
+                prefer_large_pages(pool, in_use=True)
             self._pools = step.pools
             self._addresses = (ctypes.c_void_p * len(step.pools))(*(pool.data_ptr() for pool in step.pools))
         return self._native.run(
