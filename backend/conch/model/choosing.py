@@ -66,10 +66,9 @@ def _load_fused_or_say_why(
     if not isinstance(kernel, NativeAttention):
         return f"the fused decoder needs attention_kernel 'cpu', not {type(kernel).__name__}"
     from conch.model.fused.load import load_fused
-    from conch.model.fused.recognise import NotRecognised, recognise
+    from conch.model.fused.recognise import NotRecognised
 
     try:
-        blueprint = recognise(description.meta, description.hf_config, description.spec)
+        return load_fused(description, config, progress)
     except NotRecognised as error:
         return str(error)
-    return load_fused(description, blueprint, config, progress)

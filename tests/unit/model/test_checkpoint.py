@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from conch.api import CheckpointError
-from conch_kernels.cache import cached_folder
 from conch.model.checkpoint import resolve_checkpoint, weight_files
+from conch_kernels.cache import cached_folder
 from support.tiny import tiny_checkpoint
 from support.worker_driver import config_for, silent
 

@@ -177,3 +177,29 @@ def test_the_demo_model_as_transformers_reads_it(tmp_path):
             assert torch.equal(
                 dequantise(repack(raw.blocks, layout), layout, raw.columns), weights.dense(name)
             )
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_blocks_are_served_as_they_are_stored(tmp_path, monkeypatch, architecture):
+    """Near the dequantised weights, and nothing was read that was not quantised, but norms and biases."""
+    from conch.api import EngineConfig
+    from conch.model.describe import describe
+    from conch.model.fused.load import load_fused
+
+    path = write_gguf(tmp_path / "model.gguf", architecture)
+    folder = tmp_path / "converted"
+    config = converted(path, folder)
+    (folder / "config.json").write_text(json.dumps(config))
+    description = describe(folder, EngineConfig(model=str(folder), dtype="float32"))
+    asked = []
+    original = GgufWeights.dense
+    monkeypatch.setattr(GgufWeights, "dense", lambda self, name: asked.append(name) or original(self, name))
+    engine = EngineConfig(model=str(path), quantization="gguf", dtype="float32")
+    load_fused(description, engine, lambda stage, share: None)
+    matrices = {name for name in asked if "norm" not in name and not name.endswith("bias")}
+    # q, k and v are of three kinds here and share a matrix, as gate and up do; o is fp16: made 8 bits wide
+    assert matrices == {
+        f"model.layers.{layer}.{name}_proj.weight"
+        for layer in range(2)
+        for name in ("self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o", "mlp.gate", "mlp.up")
+    }

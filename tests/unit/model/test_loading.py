@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from conch.api import CheckpointError, SamplingParams
-from conch.model.loading import load_model
+from conch.model.loading import load_module
 from conch.worker import prepare
 from support.oracle import Oracle, Same
 from support.tiny import tiny_checkpoint
@@ -36,9 +36,15 @@ def variant(tmp_path):
     return make
 
 
-def answer(folder):
+@pytest.fixture(params=[{}, {"attention_kernel": "cpu", "model_impl": "fused"}], ids=["modules", "fused"])
+def make(request):
+    """Settings of either make of a model: all that is said of checkpoints holds for both."""
+    return request.param
+
+
+def answer(folder, make):
     job = Job(1, [5, 6, 7, 8, 200], SamplingParams(temperature=0.0, max_tokens=12))
-    Driver(build_worker(folder)).run([job])
+    Driver(build_worker(folder, **make)).run([job])
     same = Same(Oracle(folder))
     same.check(job.prompt, job.output)
     same.finish()
@@ -53,25 +59,25 @@ def equal_head(weights):
     weights[HEAD] = weights[EMBEDDING].clone()
 
 
-def test_tied_and_untied_heads_equal_transformers(variant):
+def test_tied_and_untied_heads_equal_transformers(variant, make):
     answers = []
     for change, tie in ((drop_head, True), (equal_head, True), (lambda weights: None, False)):
         folder = variant(change, tie_word_embeddings=tie)
-        answers.append(answer(folder))
+        answers.append(answer(folder, make))
         shutil.rmtree(folder)
     assert answers[0] == answers[1] != answers[2]
 
 
-def test_a_head_beside_a_tie_is_what_transformers_makes_of_it(variant):
-    answer(variant(tie_word_embeddings=True))
+def test_a_head_beside_a_tie_is_what_transformers_makes_of_it(variant, make):
+    answer(variant(tie_word_embeddings=True), make)
 
 
-def test_a_missing_head_is_refused(variant):
+def test_a_missing_head_is_refused(variant, make):
     with pytest.raises(CheckpointError, match=r"lacks parameter lm_head\.weight"):
-        build_worker(variant(drop_head, tie_word_embeddings=False))
+        build_worker(variant(drop_head, tie_word_embeddings=False), **make)
 
 
-def test_other_misfits_are_refused_by_name(variant):
+def test_other_misfits_are_refused_by_name(variant, make):
     name = "model.layers.1.mlp.down_proj.weight"
     changes = {
         rf"lacks parameter {name}": lambda weights: weights.pop(name),
@@ -83,25 +89,25 @@ def test_other_misfits_are_refused_by_name(variant):
     for message, change in changes.items():
         folder = variant(change)
         with pytest.raises(CheckpointError, match=message):
-            build_worker(folder)
+            build_worker(folder, **make)
         shutil.rmtree(folder)
 
 
-def test_a_broken_file_is_refused(variant):
+def test_a_broken_file_is_refused(variant, make):
     folder = variant()
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(CheckpointError, match=r"model\.safetensors"):
-        build_worker(folder)
+        build_worker(folder, **make)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_dtype_and_progress(dtype):
     prepared = prepare(config_for(tiny_checkpoint("mixtral"), dtype=dtype), silent)
     news = []
-    model = load_model(prepared.description, lambda stage, fraction: news.append((stage, fraction)))
-    assert {weight.dtype for weight in model.module.parameters()} == {getattr(torch, dtype)}
-    assert not any(weight.is_meta for weight in model.module.state_dict().values())
+    module = load_module(prepared.description, lambda stage, fraction: news.append((stage, fraction)))
+    assert {weight.dtype for weight in module.parameters()} == {getattr(torch, dtype)}
+    assert not any(weight.is_meta for weight in module.state_dict().values())
     fractions = [fraction for _, fraction in news]
     assert fractions == sorted(fractions) and fractions[-1] == 1.0 and len(fractions) > 10
 

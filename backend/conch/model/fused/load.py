@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -15,6 +15,7 @@ from conch.model.fused.assemble import Assembler
 from conch.model.fused.blueprint import Blueprint
 from conch.model.fused.decoder import FusedDecoder
 from conch.model.fused.matrices import DenseMatrices, GroupedMatrices, Matrices, Source
+from conch.model.fused.recognise import recognise
 from conch.model.gguf import open_gguf
 from conch.model.gguf_weights import GgufWeights, RawTensor
 from conch.model.loading import load_module
@@ -24,20 +25,28 @@ Progress = Callable[[str, float], None]
 _STAGE = "packing weights"
 
 
-def load_fused(
-    description: Description, blueprint: Blueprint, config: EngineConfig, progress: Progress
-) -> FusedDecoder:
+def load_fused(description: Description, config: EngineConfig, progress: Progress) -> FusedDecoder:
     """Read and pack the weights, parameter by parameter: the peak is the packed model and one layer's matrix.
 
     Raises
     ------
+    NotRecognised
+        The model cannot be fused.
     CheckpointError
         The checkpoint is not exactly what the model needs; as `conch.model.loading.load_module` says it.
     ConfigError
         `quantization` asks for what the checkpoint does not have.
     """
     as_stored = config.quantization == "gguf"
-    source = _gguf(config) if as_stored else _checkpoint(description, blueprint, progress)
+    blueprint = recognise(description.meta, description.hf_config, description.spec)
+    if as_stored:
+        source: Source = _gguf(config)
+    elif (where := _names_if_exact(description.folder, blueprint)) is not None:
+        source = _Parameters(lambda name: _read(where[name], name))
+    else:  # let transformers rename, tie and check; this costs the memory of the model once more
+        module = load_module(description, progress)
+        blueprint = recognise(module, description.hf_config, description.spec)
+        source = _Parameters(dict(module.named_parameters()).__getitem__)
     dtype = getattr(torch, description.spec.attention.dtype)
     dense = DenseMatrices(source, blueprint.shapes, dtype, Team(torch.get_num_threads()))
     matrices: Matrices = dense
@@ -63,14 +72,6 @@ def _gguf(config: EngineConfig) -> Source:
     if path.suffix.lower() != ".gguf":
         raise ConfigError(f"quantization 'gguf' serves the blocks of a .gguf file, and {path} is none")
     return GgufWeights(open_gguf(path))
-
-
-def _checkpoint(description: Description, blueprint: Blueprint, progress: Progress) -> Source:
-    where = _names_if_exact(description.folder, blueprint)
-    if where is None:  # let transformers rename, tie and check; this costs the memory of the model once more
-        parameters: Mapping[str, torch.Tensor] = dict(load_module(description, progress).named_parameters())
-        return _Parameters(parameters.__getitem__)
-    return _Parameters(lambda name: _read(where[name], name))
 
 
 def _names_if_exact(folder: Path, blueprint: Blueprint) -> dict[str, Path] | None:
