@@ -1,7 +1,9 @@
 """What Triton costs: tokens a second through the server over those of the same engine driven in process.
 
-Both programs stay up for the whole run and take turns, so that a machine that gets slower does so for both.
-The load on Triton's side is perf_analyzer, a C++ program, on the same machine: its cost is in the figure.
+All programs stay up for the whole run and take turns, so that a machine that gets slower does so for all.
+The load on Triton's side is perf_analyzer, a C++ program, on the same machine: its cost is in the figure. A
+second server sends its streams in pieces of `INTERVAL` tokens: most of what Triton costs it costs for each
+response.
 """
 
 from __future__ import annotations
@@ -20,45 +22,49 @@ from serving_experiments.bench import Bench, as_requests, ratio_of_medians
 CONCURRENCY = 16
 PROMPT_TOKENS = 64
 OUTPUT_TOKENS = 128
+INTERVAL = 4
 ROUNDS = 3
 # All prompts are new; were a round sent again, see `perf_runs.run`, it must find nothing of them in a cache.
 SETTINGS = {"enable_prefix_caching": False}
 
 
 def measure(bench: Bench) -> dict[str, Any]:
-    """Alternate the two, `ROUNDS` times after a warm-up; each round has new prompts, the same for both."""
+    """Alternate the three, `ROUNDS` times after a warm-up; each round has new prompts, the same for both."""
     binary = find_or_install()
     count = CONCURRENCY if bench.quick else 4 * CONCURRENCY
     tokens = 8 if bench.quick else OUTPUT_TOKENS
-    rates: dict[str, list[float]] = {"triton": [], "bare": []}
+    rates: dict[str, list[float]] = {"triton": [], "triton_in_pieces": [], "bare": []}
     with (
         bench.server(**SETTINGS) as server,
+        bench.server(**SETTINGS, stream_interval=INTERVAL) as in_pieces,
         bench.engine(**SETTINGS) as engine,
-        bench.steps("Triton against the bare engine", ROUNDS + 1) as done,
+        bench.steps("Triton against the bare engine", 3 * (ROUNDS + 1)) as done,
     ):
         for number in range(ROUNDS + 1):
             prompts = [prompt(PROMPT_TOKENS, 10_000 * (number + 1) + index) for index in range(count)]
-            traces = perf_runs.run(
-                binary,
-                server.grpc_url,
-                [greedy(text, tokens) for text in prompts],
-                CONCURRENCY,
-                model=bench.model_name,
-            )
+            requests = [greedy(text, tokens) for text in prompts]
+            found = {}
+            for name, url in (("triton", server.grpc_url), ("triton_in_pieces", in_pieces.grpc_url)):
+                traces = perf_runs.run(binary, url, requests, CONCURRENCY, model=bench.model_name)
+                served = sum(trace.num_tokens for trace in traces)
+                if served != tokens * count:
+                    raise RuntimeError(f"unequal work: {name} {served}, asked {tokens * count}")
+                found[name] = served / duration_s(traces)
+                done()
             bare = engine.ask(
                 {"requests": as_requests(prompts, [tokens] * count), "concurrency": CONCURRENCY}
             )
-            served = sum(trace.num_tokens for trace in traces)
-            if not served == bare["tokens"] == tokens * count:
-                raise RuntimeError(
-                    f"unequal work: Triton {served}, bare {bare['tokens']}, asked {tokens * count}"
-                )
-            if number:
-                rates["triton"].append(served / duration_s(traces))
-                rates["bare"].append(bare["tokens"] / bare["seconds"])
+            if bare["tokens"] != tokens * count:
+                raise RuntimeError(f"unequal work: bare {bare['tokens']}, asked {tokens * count}")
+            found["bare"] = bare["tokens"] / bare["seconds"]
             done()
+            if number:
+                for name, rate in found.items():
+                    rates[name].append(rate)
     return {
         "triton_over_bare_c16": ratio_of_medians(rates["triton"], rates["bare"]),
+        "triton_in_pieces_over_bare_c16": ratio_of_medians(rates["triton_in_pieces"], rates["bare"]),
+        "stream_interval": INTERVAL,
         "concurrency": CONCURRENCY,
         "requests_per_round": count,
         "max_tokens": tokens,

@@ -115,9 +115,10 @@ def describe(folder: Path, config: EngineConfig) -> Description:
     pin_rope(meta, max_model_len)
     layers, vocab_size = _probe(meta, text)
     one = layers[0]
+    files = [folder / "config.json", *weight_files(folder)]
     spec = ModelSpec(
         name=f"{type(meta).__name__} ({_human_size(meta)})",
-        fingerprint=f"{dtype}-{digest_of_stats([folder / 'config.json', *weight_files(folder)])}",
+        fingerprint=f"{dtype}-{config.quantization}-{digest_of_stats(files)}",
         vocab_size=vocab_size,
         max_model_len=max_model_len,
         eos_token_ids=read_eos_token_ids(folder, text),
