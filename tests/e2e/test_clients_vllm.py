@@ -197,16 +197,6 @@ def test_additional_outputs(lab: Lab, tiny: ServedModel, reference: str, stream:
     assert sums == sorted(sums, reverse=True), "a running sum of logarithms"
 
 
-def test_a_stream_in_pieces(lab: Lab) -> None:
-    body = {"text_input": PROMPT, "parameters": {"temperature": 0, "max_tokens": 10, "ignore_eos": True}}
-    with lab.loaded("pieces") as model:
-        answer = model.stream({**body, "return_num_output_tokens": True})
-    assert answer.text == lab.reference.text(PROMPT, 10)
-    assert answer.num_output == 10
-    assert len(answer.counts) <= 4, "more responses than 1 + 4 + 4 + 1 tokens take"
-    assert all(count >= 4 for count in answer.counts[1:-1])
-
-
 def test_additional_outputs_are_off_by_default(tiny: ServedModel) -> None:
     request = create_request(PROMPT, True, 1, {"temperature": "0"}, "tiny")
     request["outputs"] = []
@@ -273,3 +263,13 @@ def test_metadata_over_grpc(tiny: ServedModel) -> None:
     datatypes = {tensor.name: tensor.datatype for tensor in (*metadata.inputs, *metadata.outputs)}
     assert datatypes["text_input"] == datatypes["text_output"] == "BYTES"
     assert datatypes["stream"] == "BOOL" and datatypes["num_output_tokens"] == "UINT32"
+
+
+def test_a_stream_in_pieces(lab: Lab) -> None:
+    body = {"text_input": PROMPT, "parameters": {"temperature": 0, "max_tokens": 10, "ignore_eos": True}}
+    with lab.loaded("pieces") as model:
+        answer = model.stream({**body, "return_num_output_tokens": True})
+    assert answer.text == lab.reference.text(PROMPT, 10)
+    assert answer.num_output == 10
+    assert len(answer.counts) <= 4, "more responses than 1 + 4 + 4 + 1 tokens take"
+    assert all(count >= 4 for count in answer.counts[1:-1])
