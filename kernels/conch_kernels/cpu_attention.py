@@ -18,18 +18,28 @@ from conch_kernels.paged import Scores
 _I32, _I64, _F32, _PTR = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 
 LANES = 16
+_SCALE_BYTES = 4
 DTYPES = (torch.float32, torch.bfloat16)
 
 
 class KvLayout(ctypes.Structure):
     """How KV lies in the pool; see kv.h."""
 
-    _fields_ = (("heads", _I32), ("key_size", _I32), ("value_size", _I32), ("block_size", _I32))
+    _fields_ = (
+        ("heads", _I32),
+        ("key_size", _I32),
+        ("value_size", _I32),
+        ("block_size", _I32),
+        ("is_int8", _I32),
+    )
 
     def pool_shape(self, num_blocks: int) -> tuple[int, ...]:
-        """Shape of one layer's pool, ``[2, N, K, S, D]``; sizes are rounded up to LANES."""
+        """Shape of one layer's pool, ``[2, N, K, S, D]``; sizes are rounded up to LANES.
+
+        int8 has four bytes more in D: the scale of a token's key or value, wherever it lies.
+        """
         tokens, depth = _round_up(self.block_size), _round_up(max(self.key_size, self.value_size))
-        return (2, num_blocks, self.heads, tokens, depth)
+        return (2, num_blocks, self.heads, tokens, depth + _SCALE_BYTES * bool(self.is_int8))
 
 
 class NativeRows(ctypes.Structure):
@@ -186,7 +196,7 @@ def paged_attention(
     value : [T, K, Dv]
         All of one dtype of `DTYPES`.
     kv : of `KvLayout.pool_shape`
-        Written in place.
+        Written in place; of the same dtype, or int8 where the layout says so.
     plan
         The step's rows.
     scores
@@ -219,7 +229,8 @@ def _paged_attention(
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     query, key, value = (part if part.stride(2) == 1 else part.contiguous() for part in (query, key, value))
-    assert query.dtype == key.dtype == value.dtype == kv.dtype and kv.is_contiguous()
+    assert query.dtype == key.dtype == value.dtype and kv.dtype in (query.dtype, torch.int8)
+    assert kv.is_contiguous()
     out = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
     scale, window, softcap = constants
     call = _Call(

@@ -78,6 +78,44 @@ void AttentionPlan::share_out_keys(int members) {
     parts_.reset(new float[floats]);
 }
 
+namespace {
+
+// KV kept as elements of what is computed with, or as int8.
+template <class E, class Stored>
+class KvKeptAs : public KvCache<E> {
+   public:
+    void write(const KvLayout& layout, const Pool& pool, int64_t slot, const float* keys,
+               const float* values) const override {
+        for (int head = 0; head < layout.heads; head++)
+            write_kv<E>(layout, static_cast<Stored*>(pool.keys), static_cast<Stored*>(pool.values), slot, head,
+                        keys + head * layout.key_size, values + head * layout.value_size);
+    }
+
+    void attend(Team& team, const AttentionPlan& plan, const AttentionConstants& constants, const Pool& pool,
+                Heads<E> query, E* out, AttentionScratch& scratch) const override {
+        const std::vector<Task>& tasks = plan.tasks();
+        const int count = int(tasks.size());
+        const auto *keys = static_cast<const Stored*>(pool.keys), *values = static_cast<const Stored*>(pool.values);
+        scratch.fit<E, Stored>(plan);
+        team.each(count, [&](int item) {
+            const Task& next = tasks[std::min(item + team.size(), count - 1)];
+            Tile<E, Stored>(plan, tasks[item], constants, keys, values, scratch).go(query, next, out);
+        });
+    }
+};
+
+}  // namespace
+
+template <class E>
+const KvCache<E>& kv_cache(const KvLayout& layout) {
+    static const KvKeptAs<E, E> plain;
+    static const KvKeptAs<E, int8_t> int8;
+    if (layout.is_int8) return int8;
+    return plain;
+}
+template const KvCache<float>& kv_cache(const KvLayout&);
+template const KvCache<bf16>& kv_cache(const KvLayout&);
+
 // A team's memory for attention as an operation of its own.
 struct AttentionOp {
     explicit AttentionOp(Team& team) : team(team), scratches(new AttentionScratch[team.size()]) {}
@@ -90,7 +128,7 @@ struct AttentionOp {
 struct AttentionCall {
     const void *query, *key, *value;
     int64_t query_token, query_head, key_token, key_head, value_token, value_head;
-    void *pool_keys, *pool_values;
+    Pool pool;
     void* out;  // [tokens][heads][value size]
     AttentionConstants constants;
     int32_t window;
@@ -103,14 +141,13 @@ template <class E>
 void write_token(const KvLayout& layout, const AttentionCall& call, int64_t slot, int token, float* room) {
     const Heads<E> keys = {static_cast<const E*>(call.key), call.key_token, call.key_head};
     const Heads<E> values = {static_cast<const E*>(call.value), call.value_token, call.value_head};
+    float *wide_keys = room, *wide_values = room + layout.heads * layout.key_size;
     for (int head = 0; head < layout.heads; head++) {
         const E *key = keys.at(token, head), *value = values.at(token, head);
-        float *wide_key = room, *wide_value = room + layout.key_size;
-        for (int d = 0; d < layout.key_size; d++) wide_key[d] = to_float(key[d]);
-        for (int d = 0; d < layout.value_size; d++) wide_value[d] = to_float(value[d]);
-        write_kv(layout, static_cast<E*>(call.pool_keys), static_cast<E*>(call.pool_values), slot, head, wide_key,
-                 wide_value);
+        for (int d = 0; d < layout.key_size; d++) wide_keys[head * layout.key_size + d] = to_float(key[d]);
+        for (int d = 0; d < layout.value_size; d++) wide_values[head * layout.value_size + d] = to_float(value[d]);
     }
+    kv_cache<E>(layout).write(layout, call.pool, slot, wide_keys, wide_values);
 }
 
 template <class E>
@@ -119,15 +156,14 @@ void run(AttentionOp& op, AttentionPlans& plans, const AttentionCall& call) {
     const Rows& rows = plans.rows();
     const int some = rows.tokens < 64 ? 1 : LANES;
     op.team.run([&](int member) {
-        std::vector<float> room(plan.layout.key_size + plan.layout.value_size);
+        std::vector<float> room(plan.layout.heads * (plan.layout.key_size + plan.layout.value_size));
         op.team.each(ceil_div(rows.tokens, some), [&](int item) {
             for (int token = item * some; token < std::min(rows.tokens, (item + 1) * some); token++)
                 write_token<E>(plan.layout, call, rows.slots[token], token, room.data());
         });
-        attend<E>(op.team, plan, call.constants, static_cast<const E*>(call.pool_keys),
-                  static_cast<const E*>(call.pool_values),
-                  {static_cast<const E*>(call.query), call.query_token, call.query_head}, static_cast<E*>(call.out),
-                  op.scratches[member]);
+        const Heads<E> query = {static_cast<const E*>(call.query), call.query_token, call.query_head};
+        kv_cache<E>(plan.layout)
+            .attend(op.team, plan, call.constants, call.pool, query, static_cast<E*>(call.out), op.scratches[member]);
     });
 }
 

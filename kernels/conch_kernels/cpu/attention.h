@@ -6,19 +6,31 @@
 
 namespace conch {
 
-// out [tokens][heads][value size] = attention of all queries of the plan. The keys and values of this step's tokens
-// are in the pool already. To be called by all members of the team, each with a scratch of its own; contains one
-// `team.each`, and returns when all is done.
+// A layer's keys and values.
+struct Pool {
+    void* keys;
+    void* values;
+};
+
+// What is done with KV, whatever it is kept as.
 template <class E>
-void attend(Team& team, const AttentionPlan& plan, const AttentionConstants& constants, const E* pool_keys,
-            const E* pool_values, Heads<E> query, E* out, AttentionScratch& scratch) {
-    const std::vector<Task>& tasks = plan.tasks();
-    const int count = int(tasks.size());
-    scratch.fit(plan);
-    team.each(count, [&](int item) {
-        const Task& next = tasks[std::min(item + team.size(), count - 1)];
-        Tile<E>(plan, tasks[item], constants, pool_keys, pool_values, scratch).go(query, next, out);
-    });
-}
+class KvCache {
+   public:
+    virtual ~KvCache() = default;
+
+    // Write one token's keys, which are rotated already, and values, [heads][size], to its slot; see `write_kv`.
+    virtual void write(const KvLayout& layout, const Pool& pool, int64_t slot, const float* keys,
+                       const float* values) const = 0;
+
+    // out [tokens][heads][value size] = attention of all queries of the plan. The keys and values of this step's
+    // tokens are in the pool already. To be called by all members of the team, each with a scratch of its own;
+    // contains one `team.each`, and returns when all is done.
+    virtual void attend(Team& team, const AttentionPlan& plan, const AttentionConstants& constants, const Pool& pool,
+                        Heads<E> query, E* out, AttentionScratch& scratch) const = 0;
+};
+
+// For pools of this layout.
+template <class E>
+const KvCache<E>& kv_cache(const KvLayout& layout);
 
 }  // namespace conch

@@ -10,10 +10,10 @@
 namespace conch {
 
 // LANES tokens of one block and head; only the first `tokens` are the row's own.
-template <class E>
+template <class T>
 struct Group {
-    const E* keys;
-    const E* values;
+    const T* keys;
+    const T* values;
     int tokens;
 };
 

@@ -5,9 +5,7 @@
 // it were something, and forgets it (a factor of 0) with the first real score.
 #pragma once
 
-#include "attention_kernels.h"
-#include "attention_plan.h"
-#include "buffer.h"
+#include "attention_panels.h"
 
 namespace conch {
 
@@ -41,18 +39,21 @@ struct AttentionScratch {
     int first[ROWS], last[ROWS];             // lanes [first, last) that each query sees
     Buffer<char> query;                      // [rows][key size]
     Buffer<float> sums;                      // [rows][value lanes]
+    Buffer<char> panels;                     // what is widened from int8
 
+    template <class E, class Stored>
     void fit(const AttentionPlan& plan) {
         query.fit(sizeof(float) * ROWS * (plan.layout.key_size + 1));
         sums.fit(size_t(ROWS) * plan.value_lanes());
+        Panels<E, Stored>::fit(panels, plan.layout);
     }
 };
 
-template <class E>
+template <class E, class Stored>
 class Tile {
    public:
-    Tile(const AttentionPlan& plan, const Task& task, const AttentionConstants& constants, const E* pool_keys,
-         const E* pool_values, AttentionScratch& scratch)
+    Tile(const AttentionPlan& plan, const Task& task, const AttentionConstants& constants, const Stored* pool_keys,
+         const Stored* pool_values, AttentionScratch& scratch)
         : plan_(plan),
           layout_(plan.layout),
           task_(task),
@@ -60,6 +61,7 @@ class Tile {
           keys_(pool_keys),
           values_(pool_values),
           scratch_(scratch),
+          panels_(layout_, scratch.panels),
           rows_(task.rows()),
           plain_(constants.softcap == 0 && constants.scale > 0),
           scale_(plain_ ? constants.scale * LOG2_E : 1.f) {}
@@ -67,18 +69,19 @@ class Tile {
     // Attend; the keys that `next` begins with are fetched towards the end. The last part of a split merges all.
     void go(Heads<E> query, const Task& next, E* out) {
         begin(query);
-        Group<E> both[2][GROUPS];
-        Group<E>*groups = both[0], *ahead = both[1];
+        Group<Stored> both[2][GROUPS];
+        Group<Stored>*groups = both[0], *ahead = both[1];
         int count = locate(task_, task_.begin, groups);
         for (int lane = task_.begin; lane < task_.end; lane += CHUNK) {
             const int there = lane + CHUNK;
             const int coming = there < task_.end ? locate(task_, there, ahead) : locate(next, next.begin, ahead);
             std::fill(ahead + coming, ahead + std::max(coming, count), ahead[coming - 1]);
-            score_chunk(groups, count);
+            score_chunk(panels_.keys(groups, count), count);
+            panels_.scale_scores(groups, count, scratch_.scores, rows_);
             if (!plain_) reshape(count);
             if (!all_seen(lane, count)) hide(lane, groups, count);
             weigh(count);
-            add({groups, ahead, count, layout_.depth()});
+            add(panels_.values(groups, ahead, count));
             std::swap(groups, ahead);
             count = coming;
         }
@@ -112,7 +115,7 @@ class Tile {
     }
 
     // The groups of a task's chunk.
-    int locate(const Task& task, int lane, Group<E>* groups) const {
+    int locate(const Task& task, int lane, Group<Stored>* groups) const {
         const int count = std::min(GROUPS, ceil_div(task.end - lane, LANES));
         const int kv_head = task.head / (plan_.heads / layout_.heads);
         for (int g = 0; g < count; g++, lane += LANES) {
@@ -152,7 +155,7 @@ class Tile {
                lane >= scratch_.first[task_.queries - 1];
     }
 
-    void hide(int lane, const Group<E>* groups, int count) {
+    void hide(int lane, const Group<Stored>* groups, int count) {
         const I32 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
         for (int g = 0; g < count; g++, lane += LANES)
             for (int i = 0; i < task_.queries; i++) {
@@ -189,7 +192,7 @@ class Tile {
             for (int g = 0; g < count; g++) {
                 F32 weight = weight_of<E>(load(scores + g * LANES) * scale_ - largest);
                 total += weight;
-                store(weights + g * LANES, weight);
+                store(weights + g * LANES, panels_.weigh(weight, g));
             }
             scratch_.lane_totals[row] = total;
         }
@@ -261,9 +264,10 @@ class Tile {
     const KvLayout& layout_;
     const Task& task_;
     const AttentionConstants& constants_;
-    const E* keys_;
-    const E* values_;
+    const Stored* keys_;
+    const Stored* values_;
     AttentionScratch& scratch_;
+    Panels<E, Stored> panels_;
     const int rows_;
     const bool plain_;  // scores are only scaled, which the softmax does in passing
     const float scale_;

@@ -38,7 +38,7 @@ struct DecoderSpec {
     Matrix head;
     Norm final;
     int32_t num_layers, hidden, heads, kv_heads, head_size, inner, rotary;
-    int32_t element;  // FP32 or BF16: of activations and KV
+    int32_t element;  // FP32 or BF16: of activations, and of KV where that is not int8
     int32_t activation, gated;
     int32_t norm_whole_rows;  // whether query and key are normalised over all heads at once
     float embedding_scale, residual_scale, logit_scale, logit_softcap;
@@ -52,7 +52,7 @@ struct Step {
     const int64_t* logit_rows;  // [L]
     void* const* pools;         // one a layer: [2, N, ...]
     float* logits;              // [L, vocabulary]
-    int64_t pool_half;          // elements from a pool's keys to its values
+    int64_t pool_half;          // bytes from a pool's keys to its values
     int32_t num_logit_rows;
     int32_t reserved;
 };
@@ -107,7 +107,8 @@ struct Workspace {
 template <class E>
 class Decoder {
    public:
-    explicit Decoder(const DecoderSpec& spec) : spec_(spec), layers_(spec.layers, spec.layers + spec.num_layers) {}
+    explicit Decoder(const DecoderSpec& spec)
+        : spec_(spec), layers_(spec.layers, spec.layers + spec.num_layers), kv_(kv_cache<E>(spec_.kv)) {}
 
     // Writes the step's KV and its logits.
     void run(Team& team, const Step& step) {
@@ -149,16 +150,15 @@ class Decoder {
         const Norm* owed = &none;  // normalises what the block before has left in `block`
         for (int index = 0; index < spec_.num_layers; index++) {
             const Layer& layer = layers_[index];
-            E* keys = static_cast<E*>(step.pools[index]);
-            E* values = keys + step.pool_half;
+            const Pool pool = {step.pools[index], static_cast<char*>(step.pools[index]) + step.pool_half};
             settle(team, rows, *owed, layer.attention_in);
             product(team, Left<E>{space_.normed.data(), hidden, rows}, layer.qkv, keep(layer.qkv, space_.qkv.data()));
-            place(team, step.rows, layer, keys, values);
+            place(team, step.rows, layer, pool);
             const bool last = index + 1 == spec_.num_layers;
             if (last && !(rows = gather(team, step))) return;
             const Heads<E> query{space_.query.data(), wide, spec_.head_size};
-            attend<E>(team, (last ? ending : plans).at(layer.window), layer.attention, keys, values, query, space_.attended.data(),
-                      scratch);
+            kv_.attend(team, (last ? ending : plans).at(layer.window), layer.attention, pool, query,
+                       space_.attended.data(), scratch);
             product(team, Left<E>{space_.attended.data(), wide, rows}, layer.out, add(layer.out, layer.attention_out));
             settle(team, rows, layer.attention_out, layer.mlp_in);
             product(team, Left<E>{space_.normed.data(), hidden, rows}, layer.up, activated(layer.up));
@@ -209,7 +209,7 @@ class Decoder {
     }
 
     // Normalises and rotates queries and keys, and writes keys and values into the pool.
-    void place(Team& team, const Rows& rows, const Layer& layer, E* keys, E* values) {
+    void place(Team& team, const Rows& rows, const Layer& layer, const Pool& pool) {
         const int size = spec_.head_size, heads = spec_.heads, kv_heads = spec_.kv_heads;
         const int wide = (heads + 2 * kv_heads) * size;
         const int chunk = rows.tokens < 64 ? 1 : 8;
@@ -221,9 +221,7 @@ class Decoder {
                 prepare(layer, layer.key, key, kv_heads, rows.positions[token]);
                 E* out = space_.query.data() + ptrdiff_t(token) * heads * size;
                 for (int i = 0; i < heads * size; i += LANES) store(out + i, load(query + i));
-                for (int head = 0; head < kv_heads; head++)
-                    write_kv<E>(spec_.kv, keys, values, rows.slots[token], head, key + head * size,
-                                value + head * size);
+                kv_.write(spec_.kv, pool, rows.slots[token], key, value);
             }
         });
     }
@@ -332,6 +330,7 @@ class Decoder {
 
     DecoderSpec spec_;
     std::vector<Layer> layers_;
+    const KvCache<E>& kv_;
     Workspace<E> space_;
     std::vector<AttentionScratch> scratch_;  // one a member
 };

@@ -25,6 +25,7 @@ typedef float F32 __attribute__((vector_size(64)));
 typedef int32_t I32 __attribute__((vector_size(64)));
 typedef uint32_t U32 __attribute__((vector_size(64)));
 typedef uint16_t U16 __attribute__((vector_size(32)));
+typedef int8_t I8 __attribute__((vector_size(16)));
 
 struct bf16 {
     uint16_t bits;
@@ -70,6 +71,19 @@ inline void store(bf16* p, F32 v) {
     U32 is_nan = (U32)((bits & 0x7fffffff) > 0x7f800000);
     U16 packed = __builtin_convertvector((rounded & ~is_nan) | (nan & is_nan), U16);
     std::memcpy(p, &packed, sizeof packed);
+#endif
+}
+
+inline F32 load(const int8_t* p) {
+#if defined(__AVX512F__)
+    return (F32)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_as<__m128i>(p)));
+#elif defined(__AVX2__)
+    const __m128i all = load_as<__m128i>(p);
+    const __m256 halves[] = {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(all)),
+                             _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(all, all)))};
+    return load_as<F32>(halves);
+#else
+    return __builtin_convertvector(__builtin_convertvector(load_as<I8>(p), I32), F32);
 #endif
 }
 
@@ -143,6 +157,16 @@ inline F32 round_to_int(F32 x) {
     const F32 magic = splat(12582912.f);  // 1.5 * 2^23: adding it leaves no bits for a fraction
     return (x + magic) - magic;
 #endif
+}
+
+// Rounds to nearest, ties to even; what is past int8 wraps.
+inline void store(int8_t* p, F32 v) {
+#if defined(__AVX512F__)
+    __m128i packed = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32((__m512)v));
+#else
+    I8 packed = __builtin_convertvector(__builtin_convertvector(round_to_int(v), I32), I8);
+#endif
+    std::memcpy(p, &packed, sizeof packed);
 }
 
 // 2^x to about 2 ulp: x = n + f with |f| <= 1/2, a polynomial for 2^f (its Taylor series in f ln 2, to the sixth

@@ -44,7 +44,7 @@ class FusedDecoder:
                 input_ids=batch.input_ids.data_ptr(),
                 logit_rows=batch.logit_rows.data_ptr(),
                 pools=ctypes.addressof(self._addresses),
-                pool_half=step.pools[0].stride(0),
+                pool_half=step.pools[0].stride(0) * step.pools[0].element_size(),
                 num_logit_rows=batch.logit_rows.shape[0],
             ),
         )
