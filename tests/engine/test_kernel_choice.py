@@ -15,8 +15,8 @@ from conch_kernels.cpu.build import BuildError
 from conch_plugins.attention import cpu_paged
 
 
-def chosen(device="cpu", dtype="float32", **settings):
-    attention = dataclasses.replace(SMALL_ATTENTION, device=device, dtype=dtype)
+def chosen(device="cpu", dtype="float32", kv="auto", **settings):
+    attention = dataclasses.replace(SMALL_ATTENTION, device=device, dtype=dtype, kv_cache_dtype=kv)
     context = make_context(attention=attention, **settings)
     return with_kernel(Catalogue.load(), context).config.attention_kernel
 
@@ -67,3 +67,19 @@ def test_on_a_gpu_nothing_is_compiled_or_warned_of(caplog):
 def test_a_kernel_asked_for_by_name_is_not_replaced():
     with pytest.raises(PluginError, match=r"'cpu' cannot serve .* no C\+\+ compiler .*torch"):
         chosen(attention_kernel="cpu")
+
+
+@pytest.mark.usefixtures("compiled")
+def test_int8_kv_is_the_cpu_kernels():
+    assert chosen(kv="int8") == "cpu"
+    with pytest.raises(PluginError, match=r"'torch' cannot serve .* it keeps KV in float32, not int8"):
+        chosen(kv="int8", attention_kernel="torch")
+
+
+@pytest.mark.usefixtures("no_compiler")
+@pytest.mark.parametrize(
+    ("device", "why"), [("cpu", r"no C\+\+ compiler here.*not int8"), ("cuda", "not int8")]
+)
+def test_int8_kv_is_refused_where_no_kernel_has_it(device, why):
+    with pytest.raises(PluginError, match=why):
+        chosen(device=device, dtype="bfloat16", kv="int8")

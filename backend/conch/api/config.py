@@ -17,6 +17,7 @@ from conch.api.errors import ConfigError
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["int8", "gguf"]
+KvCacheDType = Literal["auto", "int8"]
 ModelImpl = Literal["auto", "fused", "transformers"]
 MIB = 1 << 20
 
@@ -30,6 +31,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         A folder in Hugging Face layout, or a GGUF file; ``package:NAME/FILE`` is one inside a Python package.
     dtype
         Of weights, activations and KV cache. ``auto`` is what the checkpoint's config states.
+    kv_cache_dtype
+        ``auto`` keeps KV in `dtype`; ``int8`` in 8-bit numbers with a scale for each token and head, in
+        little more than half of the memory of 16 bits. Needs the attention kernel ``cpu``.
     model_impl
         ``fused``: our decoder, one native call a step; ``transformers``: its own modules around our
         attention; ``auto``: the first where the model and the attention kernel allow it.
@@ -72,6 +76,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     model: str
     dtype: DType = "auto"
+    kv_cache_dtype: KvCacheDType = "auto"
     model_impl: ModelImpl = "auto"
     quantization: Quantization | None = None
     device: str = "auto"

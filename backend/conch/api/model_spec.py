@@ -27,6 +27,8 @@ class AttentionSpec:
         As torch spells them, such as ``bfloat16`` and ``cpu``.
     block_size
         Tokens in one KV block.
+    kv_cache_dtype
+        What KV is kept as: ``int8``, or ``auto`` for `dtype`.
     """
 
     num_heads: int
@@ -39,6 +41,12 @@ class AttentionSpec:
     dtype: str
     device: str
     block_size: int
+    kv_cache_dtype: str = "auto"
+
+    @property
+    def pool_dtype(self) -> str:
+        """Of the KV pool's elements, as torch spells it."""
+        return self.dtype if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,7 +137,10 @@ class AttentionKernel(Protocol):
         """Reasons why this kernel cannot serve the model, in words; empty when it can."""
 
     def kv_shape(self, num_blocks: int) -> tuple[int, ...]:
-        """Shape of one layer's pool in the kernel's layout, ``[2, N, ...]``."""
+        """Shape of one layer's pool in the kernel's layout, ``[2, N, ...]``, of the spec's `pool_dtype`.
+
+        All of a block lies under its number, scales too where the dtype needs any: blocks are copied whole.
+        """
 
     def plan(self, batch: StepBatch) -> Any:  # noqa: ANN401 - the kernel's own, opaque to all others
         """Do once what every layer of the step shares."""

@@ -84,27 +84,24 @@ def _build_parts(
 
 def with_kernel(catalogue: Catalogue, context: BuildContext) -> BuildContext:
     """Settle which attention kernel ``auto`` means; refuse one that cannot serve the model."""
-    name = context.config.attention_kernel
-    if name == "auto":
-        config = msgspec.structs.replace(context.config, attention_kernel=_best_kernel(catalogue, context))
-        return dataclasses.replace(context, config=config)
-    reasons = _unfit(catalogue, name, context)
-    if reasons:
-        raise PluginError(
-            f"attention_kernel {name!r} cannot serve {context.model.name}: {'; '.join(reasons)}. "
-            f"Installed: {', '.join(catalogue.names('attention_kernel'))}"
-        )
-    return context
+    refusals: list[str] = []
+    for name in _candidates(context):
+        reasons = "; ".join(_unfit(catalogue, name, context))
+        if not reasons:
+            if refusals:
+                _log.warning("attention_kernel %r is used, a slower one: %s", name, ". ".join(refusals))
+            config = msgspec.structs.replace(context.config, attention_kernel=name)
+            return dataclasses.replace(context, config=config)
+        refusals.append(f"{name!r} cannot serve {context.model.name}: {reasons}")
+    installed = ", ".join(catalogue.names("attention_kernel"))
+    raise PluginError(f"attention_kernel {'. '.join(refusals)}. Installed: {installed}")
 
 
-def _best_kernel(catalogue: Catalogue, context: BuildContext) -> str:
-    """Return ``cpu`` where it can serve the model, else ``torch``, which serves all."""
-    if not context.model.attention.device.startswith("cpu"):
-        return "torch"
-    reasons = _unfit(catalogue, "cpu", context)
-    if reasons:
-        _log.warning("attention_kernel 'torch' is used, which is slower than 'cpu': %s", "; ".join(reasons))
-    return "torch" if reasons else "cpu"
+def _candidates(context: BuildContext) -> list[str]:
+    """Return what to try: for ``auto`` the fastest first."""
+    if context.config.attention_kernel != "auto":
+        return [context.config.attention_kernel]
+    return ["cpu", "torch"] if context.model.attention.device.startswith("cpu") else ["torch"]
 
 
 def _unfit(catalogue: Catalogue, name: str, context: BuildContext) -> list[str]:

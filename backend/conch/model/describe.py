@@ -116,9 +116,10 @@ def describe(folder: Path, config: EngineConfig) -> Description:
     layers, vocab_size = _probe(meta, text)
     one = layers[0]
     files = [folder / "config.json", *weight_files(folder)]
+    made_of = f"{dtype}-{config.kv_cache_dtype}-{config.quantization}"
     spec = ModelSpec(
         name=f"{type(meta).__name__} ({_human_size(meta)})",
-        fingerprint=f"{dtype}-{config.quantization}-{digest_of_stats(files)}",
+        fingerprint=f"{made_of}-{digest_of_stats(files)}",
         vocab_size=vocab_size,
         max_model_len=max_model_len,
         eos_token_ids=read_eos_token_ids(folder, text),
@@ -133,6 +134,7 @@ def describe(folder: Path, config: EngineConfig) -> Description:
             dtype=str(dtype).removeprefix("torch."),
             device=resolve_device(config.device),
             block_size=config.block_size,
+            kv_cache_dtype=config.kv_cache_dtype,
         ),
     )
     keep_fp32 = {*(meta._keep_in_fp32_modules_strict or ())}

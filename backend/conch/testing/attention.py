@@ -14,7 +14,7 @@ import torch
 from conch.api import AttentionKernel, AttentionLayer, AttentionSpec, BuildContext, StepBatch
 from conch.testing.context import SMALL_ATTENTION, make_context
 
-TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 3e-3}
+TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 3e-3, "int8": 8e-2}
 NUM_BLOCKS = 48
 
 
@@ -51,8 +51,8 @@ class Bench:
 
     def __post_init__(self) -> None:
         """Fill the pool with what a failed request may leave: it spoils every result it gets into."""
-        dtype: torch.dtype = getattr(torch, self.spec.dtype)
-        pool = torch.full(self.kernel.kv_shape(NUM_BLOCKS), math.nan, dtype=dtype, device=self.spec.device)
+        shape, dtype = self.kernel.kv_shape(NUM_BLOCKS), getattr(torch, self.spec.pool_dtype)
+        pool = torch.full(shape, _spoilt(dtype), dtype=dtype, device=self.spec.device)
         scale = 1 / math.sqrt(self.spec.head_size)
         self.layer = AttentionLayer(0, pool, scale, self.spec.windows[0], self.softcap, self.sinks)
         self._free = random.Random(2).sample(range(NUM_BLOCKS), NUM_BLOCKS)
@@ -83,7 +83,7 @@ class Bench:
         output = self.kernel.run(query, key, value, self.layer, plan)
         assert output.shape == (len(query), self.spec.num_heads, self.spec.value_head_size)
         assert output.dtype == query.dtype and output.is_contiguous()
-        tolerance = TOLERANCE[self.spec.dtype]
+        tolerance = max(TOLERANCE[self.spec.dtype], TOLERANCE[self.spec.pool_dtype])
         wanted = torch.cat([self._dense(seq, start, end) for seq, start, end in spans])
         torch.testing.assert_close(output.float().cpu(), wanted, atol=tolerance, rtol=tolerance)
         for seq, _, end in spans:
@@ -115,6 +115,11 @@ class Bench:
             scores = torch.cat([scores, sink], dim=-1)
         weights = torch.softmax(scores, dim=-1)[:, :, :end]
         return torch.einsum("hqk,khd->qhd", weights, value).float()
+
+
+def _spoilt(dtype: torch.dtype) -> float:
+    """Return what spoils all that it gets into: NaN, or bytes that are NaN as the floats of scales."""
+    return math.nan if dtype.is_floating_point else -1
 
 
 Span = tuple[Tokens, int, int]
@@ -266,14 +271,24 @@ class AttentionKernelContract:
         bench.step((seq, 39), (other, 1))
         bench.step((seq, 1), (other, 1))
 
-    def test_a_copied_block_is_a_copy(self) -> None:
-        """Dim 1 of the pool counts blocks: copying there copies KV."""
-        bench = self.bench()
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    def test_int8_kv(self, dtype: str) -> None:
+        """Within what rounding to 8 bits costs."""
+        bench = self.bench(dtype=dtype, kv_cache_dtype="int8")
+        assert bench.layer.kv.dtype is torch.int8
+        seq, other = bench.sequence(40), bench.sequence(5)
+        bench.step((seq, 39), (other, 1))
+        bench.step((seq, 1), (other, 1))
+
+    @pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+    def test_a_copied_block_is_a_copy(self, kv_cache_dtype: str) -> None:
+        """Dim 1 of the pool counts blocks: copying there copies KV, scales included."""
+        bench = self.bench(kv_cache_dtype=kv_cache_dtype)
         seq, spare = bench.sequence(10), bench.sequence(4)
         bench.step((seq, 6))
         source, target = seq.table[1], spare.table[0]
         bench.layer.kv[:, target] = bench.layer.kv[:, source]
-        bench.layer.kv[:, source] = math.nan
+        bench.layer.kv[:, source] = _spoilt(bench.layer.kv.dtype)
         seq.table[1] = target
         bench.step((seq, 1))
         bench.step((seq, 3))

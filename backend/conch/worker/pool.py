@@ -13,7 +13,7 @@ MIB = 1 << 20
 
 def block_bytes(spec: ModelSpec, kernel: AttentionKernel) -> int:
     """Bytes of one block over all layers."""
-    dtype = getattr(torch, spec.attention.dtype)
+    dtype = getattr(torch, spec.attention.pool_dtype)
     return math.prod(kernel.kv_shape(1)) * int(dtype.itemsize) * spec.num_layers
 
 
@@ -47,7 +47,7 @@ def blocks_in(config: EngineConfig, spec: ModelSpec, kernel: AttentionKernel, fr
 
 def allocate_pools(spec: ModelSpec, kernel: AttentionKernel, num_blocks: int) -> list[torch.Tensor]:
     """Allocate one pool a layer, zeroed."""
-    dtype, device = getattr(torch, spec.attention.dtype), torch.device(spec.attention.device)
+    dtype, device = getattr(torch, spec.attention.pool_dtype), torch.device(spec.attention.device)
     shape = kernel.kv_shape(num_blocks)
     return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(spec.num_layers)]
 

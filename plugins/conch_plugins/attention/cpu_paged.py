@@ -1,4 +1,4 @@
-"""`cpu`: paged attention in C++, for fp32 and bf16 on CPUs."""
+"""`cpu`: paged attention in C++, for fp32 and bf16 on CPUs; KV in the same or int8."""
 
 from __future__ import annotations
 
@@ -21,7 +21,13 @@ class CpuPagedAttention(NativeAttention):
 
     def __init__(self, context: BuildContext) -> None:
         spec = context.model.attention
-        layout = KvLayout(spec.num_kv_heads, spec.head_size, spec.value_head_size, spec.block_size)
+        layout = KvLayout(
+            spec.num_kv_heads,
+            spec.head_size,
+            spec.value_head_size,
+            spec.block_size,
+            spec.pool_dtype == "int8",
+        )
         super().__init__(spec.num_heads, layout)
 
     @staticmethod
@@ -32,6 +38,8 @@ class CpuPagedAttention(NativeAttention):
             reasons.append(f"it runs on CPUs, not on {spec.device}")
         if spec.dtype not in (known := [str(dtype).removeprefix("torch.") for dtype in DTYPES]):
             reasons.append(f"it computes in {' or '.join(known)}, not {spec.dtype}")
+        if spec.pool_dtype not in (spec.dtype, "int8"):
+            reasons.append(f"it keeps KV in {spec.dtype} or int8, not {spec.pool_dtype}")
         if spec.num_heads % spec.num_kv_heads:
             reasons.append(f"{spec.num_heads} query heads do not divide into {spec.num_kv_heads} KV heads")
         if reasons:

@@ -43,9 +43,12 @@ class TorchPagedAttention:
     @staticmethod
     def unfit(spec: AttentionSpec) -> list[str]:
         """Reasons why this kernel cannot serve a model."""
+        reasons = []
+        if spec.pool_dtype != spec.dtype:
+            reasons.append(f"it keeps KV in {spec.dtype}, not {spec.pool_dtype}")
         if spec.num_heads % spec.num_kv_heads:
-            return [f"{spec.num_heads} query heads do not divide into {spec.num_kv_heads} KV heads"]
-        return []
+            reasons.append(f"{spec.num_heads} query heads do not divide into {spec.num_kv_heads} KV heads")
+        return reasons
 
     def kv_shape(self, num_blocks: int) -> tuple[int, ...]:
         """Shape of one layer's pool."""

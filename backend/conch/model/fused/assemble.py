@@ -65,7 +65,13 @@ class Assembler:
             residual_scale=plan.residual_scale,
             logit_scale=plan.logit_scale,
             logit_softcap=plan.logit_softcap or 0.0,
-            kv=KvLayout(plan.kv_heads, plan.head_size, plan.head_size, attention.block_size),
+            kv=KvLayout(
+                plan.kv_heads,
+                plan.head_size,
+                plan.head_size,
+                attention.block_size,
+                attention.pool_dtype == "int8",
+            ),
         )
         progress(1.0)
         return NativeDecoder(spec, [*self._kept, layers, self._arena])
