@@ -1,4 +1,4 @@
-"""`make bench-perplexity`: what each kind of weights costs in perplexity on a fixed text."""
+"""`make bench-perplexity`: what each kind of weights, and int8 KV, costs in perplexity on a fixed text."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ SETTINGS: dict[str, dict[str, Any] | None] = {
     REFERENCE: None,
     "fp32": {"dtype": "float32"},
     "16bit": {"dtype": "bfloat16"},
+    "16bit_int8_kv": {"dtype": "bfloat16", "kv_cache_dtype": "int8"},
     "int8": {"dtype": "bfloat16", "quantization": "int8"},
     "4bit": {"dtype": "bfloat16", "quantization": "gguf"},
 }
-"""What is measured, by the name of its weights; the last keeps the file's blocks as they are."""
+"""What is measured, by the name of its weights; KV is in `dtype` where no other is named.
+The last keeps the file's blocks as they are."""
 
 
 def by_weights(model: str = MODEL, text: Path = TEXT) -> dict[str, float]:
