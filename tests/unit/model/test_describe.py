@@ -119,4 +119,5 @@ def test_fingerprint_tells_weights_apart(tmp_path):
     shutil.copytree(folder, copy)
     assert spec_of(folder).fingerprint == spec_of(copy).fingerprint
     assert spec_of(folder).fingerprint != spec_of(folder, dtype="bfloat16").fingerprint
+    assert spec_of(folder).fingerprint != spec_of(folder, kv_cache_dtype="int8").fingerprint
     assert spec_of(folder).fingerprint != spec_of(tiny_checkpoint("llama", seed=1)).fingerprint
