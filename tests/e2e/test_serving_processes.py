@@ -20,7 +20,7 @@ from support.wire import ServedModel
 pytestmark = pytest.mark.e2e
 
 MODEL = "tiny"
-CONTEXT = 8192
+CONTEXT = 32768
 EXIT_TIMEOUT_S = 3
 ENVIRONMENTS = Path("/tmp")
 CANARY = {"text_input": "one two three", "parameters": {"max_tokens": 8, "temperature": 0, "stream": True}}
