@@ -161,7 +161,7 @@ class NativePlan:
         )
         heads, layout = shape
         self._handle = _PTR(
-            native.conch_attention_plans_new(ctypes.byref(self.rows), ctypes.byref(layout), heads, team.size)
+            native.conch_attention_plans_new(ctypes.byref(self.rows), ctypes.byref(layout), heads)
         )
         self.handles = torch.tensor([attention.value, self._handle.value], dtype=torch.int64)
 

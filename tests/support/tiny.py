@@ -89,6 +89,7 @@ FAMILIES = {
     "phi": {"num_key_value_heads": 4, "partial_rotary_factor": 0.5},
     "phi3": {},
     "olmo2": {"num_key_value_heads": 4},
+    "olmo3": {"num_key_value_heads": 4, "sliding_window": 24},
     "smollm3": {"no_rope_layers": [1, 0]},
     "gpt_neox": {"rotary_pct": 0.5},
     "opt": {"word_embed_proj_dim": 48, "ffn_dim": 96},

@@ -45,6 +45,7 @@ def build_engine(config: EngineConfig, progress: ProgressCallback) -> BuiltEngin
     catalogue = Catalogue.load()
     prepared = prepare(config, progress)
     context = BuildContext(_effective(config, prepared.spec.max_model_len), prepared.spec)
+    progress("preparing kernels", 0.0)  # compiles them, on a machine that has not done so yet
     parts = _build_parts(catalogue, with_kernel(catalogue, context), prepared, progress)
     limits = _limits(context, parts)
     return BuiltEngine(Engine(parts, limits, config.seed), _info(prepared, limits, parts))

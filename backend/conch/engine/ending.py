@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 from conch.api.request import Request
 from conch.api.steps import FinishReason
@@ -22,17 +21,11 @@ def cut(
     The tokens to keep, and the reason to end or None to go on.
     """
     params, num_tokens = request.params, request.num_tokens
-    stops = _stops(frozenset() if params.ignore_eos else eos_token_ids, params.stop_token_ids)
+    own = frozenset() if params.ignore_eos else eos_token_ids
     for index, token_id in enumerate(token_ids, start=1):
         output = num_tokens + index - request.num_prompt
-        if token_id in stops and output >= params.min_tokens:
+        if (token_id in own or token_id in params.stop_token_ids) and output >= params.min_tokens:
             return tuple(token_ids[:index]), FinishReason.STOP
         if num_tokens + index >= request.limit:
             return tuple(token_ids[:index]), FinishReason.LENGTH
     return tuple(token_ids), None
-
-
-@lru_cache(maxsize=1024)
-def _stops(own: frozenset[int], wanted: tuple[int, ...]) -> frozenset[int]:
-    """Return all ids that end an output. Most requests share the same few, so they are put together once."""
-    return own.union(wanted)

@@ -76,7 +76,7 @@ class GgufFile:
             header = _Header(self._bytes)
             self.metadata: dict[str, Any] = header.metadata
             self.tensors = {tensor.name: tensor for tensor in header.tensors}
-        except (ValueError, OSError, LookupError, struct.error) as error:
+        except (ValueError, TypeError, OSError, LookupError, struct.error) as error:
             raise CheckpointError(f"{path} is not a readable GGUF file: {error}") from error
         self.path = path
 
@@ -108,6 +108,8 @@ class _Header:
         self.metadata = dict(self._pair() for _ in range(num_keys))
         tensors = [self._tensor() for _ in range(num_tensors)]
         alignment = int(self.metadata.get("general.alignment", 32))
+        if alignment < 1:
+            raise ValueError(f"its alignment is {alignment}")
         begin = -(-self._at // alignment) * alignment
         self.tensors = [replace(tensor, offset=begin + tensor.offset) for tensor in tensors]
 
@@ -132,10 +134,14 @@ class _Header:
         if kind != _ARRAY:
             return self._scalar(_SCALARS[kind])
         kind, count = self._scalar(_KIND), self._scalar(_COUNT)
+        if kind == _ARRAY:
+            raise ValueError("it has arrays in arrays")
         if kind not in _SCALARS:
             return [self._value(kind) for _ in range(count)]
         layout = _SCALARS[kind]
         begin, self._at = self._at, self._at + count * layout.size
+        if self._at > len(self._data):
+            raise ValueError("it ends within an array")
         return [value for (value,) in layout.iter_unpack(self._data[begin : self._at])]
 
     def _tensor(self) -> StoredTensor:
@@ -143,5 +149,7 @@ class _Header:
         name = self._string()
         rank = self._scalar(_KIND)
         shape = tuple(self._scalar(_COUNT) for _ in range(rank))[::-1]
+        if 0 in shape:
+            raise ValueError(f"{name} has no elements")
         kind = self._scalar(_KIND)
         return StoredTensor(name, kind, shape, self._scalar(_COUNT))

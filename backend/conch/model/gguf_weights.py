@@ -54,8 +54,6 @@ class RawTensor:
 
     kind: str
     blocks: torch.Tensor
-    columns: int
-    depth: int
 
 
 class GgufWeights:
@@ -83,15 +81,23 @@ class GgufWeights:
         """Return the names of all weights, as transformers knows them."""
         return tuple(self._tensors)
 
-    def raw(self, name: str) -> RawTensor | None:
-        """Return a matrix as it is stored; None where its kind is not among `GROUPED_KINDS`."""
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each weight."""
+        return {name: tensor.shape for name, tensor in self._tensors.items()}
+
+    def kind(self, name: str) -> str | None:
+        """Return the kind of a matrix; None where it is not among `GROUPED_KINDS`."""
         tensor = self._tensors[name]
         kind = _kind_name(tensor)
-        if kind not in GROUPED_KINDS or len(tensor.shape) != 2:
+        return kind if kind in GROUPED_KINDS and len(tensor.shape) == 2 else None
+
+    def raw(self, name: str) -> RawTensor | None:
+        """Return a matrix as it is stored; None where its kind is not among `GROUPED_KINDS`."""
+        tensor, kind = self._tensors[name], self.kind(name)
+        if kind is None:
             return None
-        columns, depth = tensor.shape
-        blocks = self._bytes(tensor).view(columns, -1)
-        return RawTensor(kind, self._in_order(tensor, blocks), columns, depth)
+        blocks = self._bytes(tensor).view(tensor.shape[0], -1)
+        return RawTensor(kind, self._in_order(tensor, blocks))
 
     def dense(self, name: str) -> torch.Tensor:
         """Return a weight as float32, in memory of its own."""

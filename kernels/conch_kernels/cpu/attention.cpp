@@ -7,10 +7,10 @@
 
 namespace conch {
 
-AttentionPlan::AttentionPlan(const Rows& rows, const KvLayout& layout, int heads, int window, int members)
+AttentionPlan::AttentionPlan(const Rows& rows, const KvLayout& layout, int heads, int window)
     : layout(layout), heads(heads), window(window) {
     for (int row = 0; row < rows.rows; row++) add_row(rows, row);
-    share_out_keys(members);
+    share_out_keys();
     std::stable_sort(tasks_.begin(), tasks_.end(), [](const Task& a, const Task& b) { return a.cost() > b.cost(); });
 }
 
@@ -40,13 +40,9 @@ void AttentionPlan::add_row(const Rows& rows, int row) {
     }
 }
 
-// Where a task is so large that members would wait for it, its keys are shared out.
-void AttentionPlan::share_out_keys(int members) {
-    constexpr int LEAST = 128;  // lanes worth a part of their own
-    if (members == 1) return;
-    int64_t all = 0;
-    for (const Task& task : tasks_) all += task.cost();
-    const int64_t most = all / (8 * members) + 1;
+// Shares out the keys of long tasks, so that no member waits long for another. How depends on nothing but the task:
+// whatever else is in the step, and whoever computes it, a row is summed in the same order.
+void AttentionPlan::share_out_keys() {
     std::vector<Task> whole;
     whole.swap(tasks_);
     std::vector<int32_t> parts_of;
@@ -54,8 +50,7 @@ void AttentionPlan::share_out_keys(int members) {
     ptrdiff_t floats = 0;
     for (Task& task : whole) {
         const int lanes = task.end - task.begin;
-        const int wanted = int(std::min<int64_t>((task.cost() + most - 1) / most, ceil_div(lanes, LEAST)));
-        const int each = round_up(ceil_div(lanes, wanted), LANES), parts = ceil_div(lanes, each);
+        const int each = task.rows() <= FEW_ROWS ? PART_LANES : TILE_PART_LANES, parts = ceil_div(lanes, each);
         if (parts > 1) {
             task.split = int(parts_of.size());
             parts_of.push_back(parts);
@@ -124,7 +119,7 @@ struct AttentionOp {
     std::unique_ptr<AttentionScratch[]> scratches;
 };
 
-// One layer's attention; born in Python (conch_kernels.cpu_attention.Call). Strides are in elements.
+// One layer's attention; born in Python (conch_kernels.cpu_attention._Call). Strides are in elements.
 struct AttentionCall {
     const void *query, *key, *value;
     int64_t query_token, query_head, key_token, key_head, value_token, value_head;
@@ -182,8 +177,8 @@ EXPORT AttentionOp* conch_attention_new(Team* team) { return new AttentionOp(*te
 
 EXPORT void conch_attention_free(AttentionOp* op) { delete op; }
 
-EXPORT AttentionPlans* conch_attention_plans_new(const Rows* rows, const KvLayout* layout, int heads, int members) {
-    return new AttentionPlans(*rows, *layout, heads, members);
+EXPORT AttentionPlans* conch_attention_plans_new(const Rows* rows, const KvLayout* layout, int heads) {
+    return new AttentionPlans(*rows, *layout, heads);
 }
 
 EXPORT void conch_attention_plans_free(AttentionPlans* plans) { delete plans; }

@@ -11,7 +11,7 @@
 
 namespace conch {
 
-// The rows of a step; born in Python (conch_kernels.cpu_attention.Rows, the same fields in the same order). Row r
+// The rows of a step; born in Python (conch_kernels.cpu_attention.NativeRows, the same fields in the same order). Row r
 // owns tokens [cu_query[r], cu_query[r + 1]), the last ones of its sequence of seq_lens[r] tokens.
 struct Rows {
     const int32_t* cu_query;      // [rows + 1]
@@ -56,10 +56,13 @@ struct Split {
 class AttentionPlan {
    public:
     static constexpr int TILE_ROWS = 48;
+    static constexpr int FEW_ROWS = 16;           // tiles up to this size wait for memory:
+    static constexpr int PART_LANES = 256;        // their keys are shared out in smaller parts
+    static constexpr int TILE_PART_LANES = 2048;  // than those of larger ones
 
     // heads: query heads; window: tokens that a query sees, itself included, 0 for all before it. The arrays that
     // `rows` points to outlive the plan.
-    AttentionPlan(const Rows& rows, const KvLayout& layout, int heads, int window, int members);
+    AttentionPlan(const Rows& rows, const KvLayout& layout, int heads, int window);
 
     const KvLayout layout;
     const int heads;
@@ -81,7 +84,7 @@ class AttentionPlan {
 
    private:
     void add_row(const Rows& rows, int row);
-    void share_out_keys(int members);
+    void share_out_keys();
     ptrdiff_t part_floats(const Task& task) const { return ptrdiff_t(task.rows()) * (value_lanes() + 2); }
 
     std::vector<Task> tasks_;
@@ -92,20 +95,19 @@ class AttentionPlan {
 // The plans of one step, one for each window that its layers have.
 class AttentionPlans {
    public:
-    AttentionPlans(const Rows& rows, const KvLayout& layout, int heads, int members)
-        : rows_(rows), layout_(layout), heads_(heads), members_(members) {}
+    AttentionPlans(const Rows& rows, const KvLayout& layout, int heads)
+        : rows_(rows), layout_(layout), heads_(heads) {}
 
     // Makes the plan where it is missing: to be called by one thread.
     const AttentionPlan& prepare(int window) {
-        return plans_.try_emplace(window, rows_, layout_, heads_, window, members_).first->second;
+        return plans_.try_emplace(window, rows_, layout_, heads_, window).first->second;
     }
-    const AttentionPlan& of(int window) const { return plans_.at(window); }
     const Rows& rows() const { return rows_; }
 
    private:
     Rows rows_;
     KvLayout layout_;
-    int heads_, members_;
+    int heads_;
     std::map<int, AttentionPlan> plans_;
 };
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -38,7 +39,7 @@ class BuildError(Exception):
 
 
 def build(extra_flags: tuple[str, ...] = ()) -> Path:
-    """Return the shared library, compiling it where that has not been done yet (some 20 s).
+    """Return the shared library, compiling it where that has not been done yet (20 to 40 s).
 
     Parameters
     ----------
@@ -48,8 +49,15 @@ def build(extra_flags: tuple[str, ...] = ()) -> Path:
     Raises
     ------
     BuildError
-        There is no C++20 compiler, or it fails.
+        There is no C++20 compiler, it fails, or the cache cannot be written.
     """
+    try:
+        return _cached(extra_flags)
+    except (OSError, RuntimeError) as error:  # no room, no permission, no home folder
+        raise BuildError(f"the compiled kernels cannot be kept: {error}") from error
+
+
+def _cached(extra_flags: tuple[str, ...]) -> Path:
     compiler = _compiler()
     flags = (*_FLAGS, *extra_flags)
     sources = sorted(_HERE.glob("*.cpp"))
@@ -59,7 +67,7 @@ def build(extra_flags: tuple[str, ...] = ()) -> Path:
     for fact in (*flags, _version_of(compiler), _abilities_of_cpu()):
         digest.update(fact.encode() + b"\0")
     folder = cached_folder(
-        f"{_NAME}-{digest.hexdigest()}", lambda scratch: _compile(scratch, sources, (compiler, *flags))
+        f"{_NAME}-{digest.hexdigest()}", lambda scratch: _compile(scratch, sources, (*compiler, *flags))
     )
     return folder / f"{_NAME}.so"
 
@@ -90,16 +98,16 @@ def _run(*commands: Sequence[str]) -> None:
             raise BuildError(f"the C++ kernels do not compile: {text.strip()[:_MAX_ERROR]}")
 
 
-def _compiler() -> str:
-    name = os.environ.get("CXX", "c++")
+def _compiler() -> tuple[str, ...]:
+    name, *options = shlex.split(os.environ.get("CXX", "c++"))
     path = shutil.which(name)
     if path is None:
         raise BuildError(f"no C++ compiler: {name!r} is not on PATH (Debian: apt-get install g++)")
-    return path
+    return path, *options
 
 
-def _version_of(compiler: str) -> str:
-    done = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
+def _version_of(compiler: Sequence[str]) -> str:
+    done = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False)
     return done.stdout
 
 

@@ -39,7 +39,7 @@ struct DecoderSpec {
     Norm final;
     int32_t num_layers, hidden, heads, kv_heads, head_size, inner, rotary;
     int32_t element;  // FP32 or BF16: of activations, and of KV where that is not int8
-    int32_t activation, gated;
+    int32_t activation;
     int32_t norm_whole_rows;  // whether query and key are normalised over all heads at once
     float embedding_scale, residual_scale, logit_scale, logit_softcap;
     KvLayout kv;
@@ -115,20 +115,20 @@ class Decoder {
         space_.fit(spec_, step.rows.tokens);
         if (scratch_.size() < size_t(team.size())) scratch_ = std::vector<AttentionScratch>(team.size());
         Plans plans;
-        for (int index = 0; index + 1 < spec_.num_layers; index++) plan(plans, layers_[index].window, step.rows, team);
+        for (int index = 0; index + 1 < spec_.num_layers; index++) plan(plans, layers_[index].window, step.rows);
         Plans ending;  // of the last layer, whose output is wanted in some rows only
         const std::vector<int32_t> cu_wanted = wanted_queries(step);
         Rows wanted = step.rows;
         wanted.cu_query = cu_wanted.data();
-        plan(ending, layers_.back().window, wanted, team);
+        plan(ending, layers_.back().window, wanted);
         team.run([&](int member) { go(team, step, plans, ending, scratch_[member]); });
     }
 
    private:
     using Plans = std::map<int, AttentionPlan>;  // by window
 
-    void plan(Plans& plans, int window, const Rows& rows, Team& team) const {
-        plans.try_emplace(window, rows, spec_.kv, spec_.heads, window, team.size());
+    void plan(Plans& plans, int window, const Rows& rows) const {
+        plans.try_emplace(window, rows, spec_.kv, spec_.heads, window);
     }
 
     // Where each row's wanted queries begin among all that are: they are the row's last ones.
@@ -159,10 +159,12 @@ class Decoder {
             const Heads<E> query{space_.query.data(), wide, spec_.head_size};
             kv_.attend(team, (last ? ending : plans).at(layer.window), layer.attention, pool, query,
                        space_.attended.data(), scratch);
-            product(team, Left<E>{space_.attended.data(), wide, rows}, layer.out, add(layer.out, layer.attention_out));
+            product(team, Left<E>{space_.attended.data(), wide, rows}, layer.out,
+                    add(layer.out, layer.attention_out));
             settle(team, rows, layer.attention_out, layer.mlp_in);
             product(team, Left<E>{space_.normed.data(), hidden, rows}, layer.up, activated(layer.up));
-            product(team, Left<E>{space_.inner.data(), spec_.inner, rows}, layer.down, add(layer.down, layer.mlp_out));
+            product(team, Left<E>{space_.inner.data(), spec_.inner, rows}, layer.down,
+                    add(layer.down, layer.mlp_out));
             owed = &layer.mlp_out;
         }
         settle(team, rows, *owed, spec_.final);
@@ -288,36 +290,32 @@ class Decoder {
         };
     }
 
+    // Gate and up lie side by side in a tile.
     auto activated(const Matrix& weight) {
         E* out = space_.inner.data();
-        const int kind = spec_.activation, inner = spec_.inner, gated = spec_.gated;
+        const int kind = spec_.activation, inner = spec_.inner;
         return [=, &weight](int first, int rows, int column, const float* values) {
-            const int width = std::min(PANEL, weight.columns - column);
             for (int row = 0; row < rows; row++, values += PANEL) {
-                E* at = out + ptrdiff_t(first + row) * inner;
-                if (gated) {
-                    F32 gate = activate(kind, biased(weight, values, column));
-                    store(at + column / 2, gate * biased(weight, values + LANES, column + LANES));
-                } else {
-                    for (int i = 0; i < width; i += LANES)
-                        store(at + column + i, activate(kind, biased(weight, values + i, column + i)));
-                }
+                F32 gate = activate(kind, biased(weight, values, column));
+                store(out + ptrdiff_t(first + row) * inner + column / 2,
+                      gate * biased(weight, values + LANES, column + LANES));
             }
         };
     }
 
     auto logits(float* out) {
-        const int columns = spec_.head.columns;
-        const float scale = spec_.logit_scale, cap = spec_.logit_softcap;
         const Matrix& weight = spec_.head;
+        const float scale = spec_.logit_scale, cap = spec_.logit_softcap;
         return [=, &weight](int first, int rows, int column, const float* values) {
-            const int width = std::min(PANEL, columns - column);
+            const int columns = weight.columns, width = std::min(PANEL, columns - column);
             for (int row = 0; row < rows; row++) {
                 float* at = out + ptrdiff_t(first + row) * columns + column;
                 for (int i = 0; i < width; i += LANES) {
-                    F32 x = load(values + row * PANEL + i) * scale;
+                    F32 x = load(values + row * PANEL + i);
                     if (weight.bias)
-                        for (int lane = 0; lane < std::min(LANES, width - i); lane++) x[lane] += weight.bias[column + i + lane];
+                        for (int lane = 0; lane < std::min(LANES, width - i); lane++)
+                            x[lane] += weight.bias[column + i + lane];
+                    x *= scale;
                     if (cap) x = cap * tanh(x / cap);
                     if (width - i >= LANES)
                         store(at + i, x);

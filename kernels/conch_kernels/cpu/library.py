@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from conch_kernels.cpu.build import build
+from conch_kernels.cpu.build import BuildError, build
 
 
 @functools.cache
@@ -18,9 +18,13 @@ def library(path: Path | None = None) -> ctypes.CDLL:
     Raises
     ------
     BuildError
-        It cannot be built here.
+        It cannot be built or loaded here.
     """
-    return ctypes.CDLL(str(path or build()))
+    found = path or build()
+    try:
+        return ctypes.CDLL(str(found))
+    except OSError as error:
+        raise BuildError(f"the compiled kernels cannot be loaded: {error}") from error
 
 
 def prefer_large_pages(memory: torch.Tensor, in_use: bool) -> None:

@@ -32,7 +32,7 @@ class Matrix(ctypes.Structure):
 class Norm(ctypes.Structure):
     """A normalisation; see norm.h. With a null weight it leaves rows as they are."""
 
-    _fields_ = (("weight", _PTR), ("bias", _PTR), ("eps", _F32), ("centred", _I32))
+    _fields_ = (("weight", _PTR), ("eps", _F32), ("reserved", _I32))
 
 
 class Layer(ctypes.Structure):
@@ -68,7 +68,6 @@ class DecoderSpec(ctypes.Structure):
                 "rotary",
                 "element",
                 "activation",
-                "gated",
                 "norm_whole_rows",
             )
         ),

@@ -53,7 +53,7 @@ class Team {
         if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size_ - 1) {
             arrived_.store(0, std::memory_order_relaxed);
             next_.store(0, std::memory_order_relaxed);
-            phase_.store(phase + 1, std::memory_order_release);
+            phase_.fetch_add(1, std::memory_order_acq_rel);
             phase_.notify_all();
         } else {
             wait_while(phase_, phase);

@@ -115,9 +115,8 @@ def test_blocks_stand_for_the_same_weights(tmp_path):
         if raw is None:
             continue
         seen.add(raw.kind)
-        assert (raw.columns, raw.depth) == dense.shape
         layout = FORMAT_OF_KIND[raw.kind]
-        assert torch.equal(dequantise(repack(raw.blocks, layout), layout, raw.columns), dense), name
+        assert torch.equal(dequantise(repack(raw.blocks, layout), layout, len(dense)), dense), name
     assert seen == set(GROUPED_KINDS)
     assert weights.raw("model.layers.0.self_attn.o_proj.weight") is None
     assert weights.raw("model.norm.weight") is None
@@ -203,3 +202,26 @@ def test_blocks_are_served_as_they_are_stored(tmp_path, monkeypatch, architectur
         for layer in range(2)
         for name in ("self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o", "mlp.gate", "mlp.up")
     }
+
+
+@pytest.mark.parametrize(
+    ("extra", "change", "message"),
+    [
+        ([("blk.0.attn_q.bias", (64,))], {}, r"holds parameter model\.layers\.0\.self_attn\.q_proj\.bias"),
+        ([], {"vocab_size": 48}, r"(holds|lacks) parameter model\.embed_tokens\.weight"),
+        ([], {"num_hidden_layers": 3}, r"lacks parameter model\.layers\.2\."),
+    ],
+)
+def test_a_file_that_is_not_the_model(tmp_path, extra, change, message):
+    from conch.api import EngineConfig
+    from conch.model.describe import describe
+    from conch.model.fused.load import load_fused
+
+    path = write_gguf(tmp_path / "model.gguf", "llama", extra=extra)
+    folder = tmp_path / "converted"
+    config = converted(path, folder)
+    (folder / "config.json").write_text(json.dumps({**config, **change}))
+    description = describe(folder, EngineConfig(model=str(folder), dtype="float32"))
+    engine = EngineConfig(model=str(path), quantization="gguf", dtype="float32")
+    with pytest.raises(CheckpointError, match=message):
+        load_fused(description, engine, lambda stage, share: None)

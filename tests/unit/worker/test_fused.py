@@ -22,6 +22,7 @@ FUSED = [
     "phi3",
     "granite",
     "olmo2",
+    "olmo3",
     "smollm3",
 ]
 
@@ -78,3 +79,26 @@ def test_other_families_run_with_their_own_modules(family):
     assert isinstance(worker._model, CausalModel)
     with pytest.raises(ConfigError, match="model_impl 'fused' cannot serve"):
         build_worker(folder, attention_kernel="cpu", model_impl="fused")
+
+
+UNREAD = {
+    "llama": {"embedding_multiplier": 3.0, "logits_scaling": 4.0, "final_logit_softcapping": 5.0},
+    "gemma3_text": {"attn_logit_softcapping": 2.0},
+    "gemma2": {"hidden_act": "relu"},
+}
+
+
+@pytest.mark.parametrize("family", UNREAD)
+def test_keys_that_the_family_does_not_read_change_nothing(family):
+    folder = tiny_checkpoint(family, **UNREAD[family])
+    jobs = greedy_jobs([3, 20])
+    Driver(fused_worker(folder)).run(jobs, chunk=8)
+    check(folder, jobs)
+
+
+def test_a_class_that_is_not_of_transformers_is_not_taken_for_one(monkeypatch):
+    from transformers import LlamaForCausalLM
+
+    monkeypatch.setattr(LlamaForCausalLM, "__module__", "remote_code")
+    worker = build_worker(tiny_checkpoint("llama"), attention_kernel="cpu")
+    assert isinstance(worker._model, CausalModel)

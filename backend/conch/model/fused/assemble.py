@@ -59,7 +59,6 @@ class Assembler:
             rotary=plan.rotary,
             element=FORMATS[self._dtype],
             activation=ACTIVATIONS.index(plan.activation),
-            gated=plan.gated,
             norm_whole_rows=plan.norm_whole_rows,
             embedding_scale=plan.embedding_scale,
             residual_scale=plan.residual_scale,
@@ -107,9 +106,7 @@ class Assembler:
             return Norm()
         return Norm(
             weight=self._keep(self._source.dense(part.weight).float() + part.offset),
-            bias=None if part.bias is None else self._keep(self._source.dense(part.bias).float()),
             eps=part.eps,
-            centred=part.centred,
         )
 
     def _keep(self, tensor: torch.Tensor) -> int:

@@ -9,24 +9,20 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class NormPart:
-    """A normalisation.
+    """An RMSNorm.
 
     Attributes
     ----------
-    weight, bias
-        Names of parameters; a None bias is none.
+    weight
+        Name of a parameter.
     eps
         Added to the mean square.
-    centred
-        Whether the mean is subtracted (LayerNorm) or not (RMSNorm).
     offset
         Added to the weight; Gemma's checkpoints store weight - 1.
     """
 
     weight: str
-    bias: str | None
     eps: float
-    centred: bool
     offset: float
 
 
@@ -102,7 +98,6 @@ class Blueprint:
     head_size: int
     inner: int
     activation: str
-    gated: bool
     norm_whole_rows: bool
     embedding_scale: float
     residual_scale: float

@@ -40,7 +40,7 @@ def load_fused(description: Description, config: EngineConfig, progress: Progres
     as_stored = config.quantization == "gguf"
     blueprint = recognise(description.meta, description.hf_config, description.spec)
     if as_stored:
-        source: Source = _gguf(config)
+        source: Source = _gguf(config, blueprint)
     elif (where := _names_if_exact(description.folder, blueprint)) is not None:
         source = _Parameters(lambda name: _read(where[name], name))
     else:  # let transformers rename, tie and check; this costs the memory of the model once more
@@ -62,16 +62,25 @@ class _Parameters:
     def __init__(self, read: Callable[[str], torch.Tensor]) -> None:
         self.dense = read
 
-    def raw(self, name: str) -> RawTensor | None:
+    def kind(self, name: str) -> str | None:
         """Return None: nothing is stored quantised."""
         return None
 
+    def raw(self, name: str) -> RawTensor | None:
+        """Return None."""
+        return None
 
-def _gguf(config: EngineConfig) -> Source:
+
+def _gguf(config: EngineConfig, blueprint: Blueprint) -> Source:
     path = Path(resolve_model_reference(config.model)).expanduser()
     if path.suffix.lower() != ".gguf":
         raise ConfigError(f"quantization 'gguf' serves the blocks of a .gguf file, and {path} is none")
-    return GgufWeights(open_gguf(path))
+    weights = GgufWeights(open_gguf(path))
+    stored, needed = weights.shapes().items(), blueprint.shapes.items()
+    for name, shape in sorted(stored ^ needed):
+        has = "holds" if (name, shape) in stored else "lacks"
+        raise CheckpointError(f"{path} {has} parameter {name} of shape {list(shape)}, unlike the model")
+    return weights
 
 
 def _names_if_exact(folder: Path, blueprint: Blueprint) -> dict[str, Path] | None:

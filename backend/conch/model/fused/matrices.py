@@ -20,8 +20,11 @@ class Source(Protocol):
     def dense(self, name: str) -> torch.Tensor:
         """Return a parameter as floats."""
 
+    def kind(self, name: str) -> str | None:
+        """Return how a matrix is quantised; None where it is not, or cannot be served so."""
+
     def raw(self, name: str) -> RawTensor | None:
-        """Return a quantised matrix as it is stored; None where it is not, or cannot be served so."""
+        """Return a matrix as it is stored; None where `kind` is."""
 
 
 class Matrices(Protocol):
@@ -91,32 +94,29 @@ class GroupedMatrices:
         columns, depth = shape_of(part, self._shapes)
         if depth % GROUP:
             return self._dense.size(part)
-        return panels_of(columns) * self._layout(self._raw(part)).panel_bytes(depth)
+        return panels_of(columns) * self._layout(part).panel_bytes(depth)
 
     def write(self, part: MatrixPart, room: torch.Tensor) -> int:
         """Write a matrix to `room`."""
         if shape_of(part, self._shapes)[1] % GROUP:
             return self._dense.write(part, room)
-        raw = self._raw(part)
-        layout = self._layout(raw)
+        layout = self._layout(part)
+        raw = [self._source.raw(name) for name in part.weights] if self._kind(part) else []
         if raw:
-            panels = repack(stacked(part, [one.blocks for one in raw]), layout)
+            panels = repack(stacked(part, [one.blocks for one in raw if one]), layout)
         else:
             panels = quantise(stacked(part, [self._source.dense(name) for name in part.weights]), layout)
         room.copy_(panels.flatten())
         return layout.number
 
-    def _raw(self, part: MatrixPart) -> list[RawTensor]:
-        """Return the stored blocks of a matrix, or nothing where its parts are not all of one kind."""
-        if not self._as_stored:
-            return []
-        found = [self._source.raw(name) for name in part.weights]
-        known = [one for one in found if one is not None]
-        return known if len(known) == len(found) and len({one.kind for one in known}) == 1 else []
+    def _layout(self, part: MatrixPart) -> GroupFormat:
+        kind = self._kind(part)
+        return U8 if kind is None else FORMAT_OF_KIND[kind]
 
-    @staticmethod
-    def _layout(raw: list[RawTensor]) -> GroupFormat:
-        return FORMAT_OF_KIND[raw[0].kind] if raw else U8
+    def _kind(self, part: MatrixPart) -> str | None:
+        """Return how a matrix is kept as it is stored; None where its parts are not all of one kind."""
+        kinds = {self._source.kind(name) for name in part.weights} if self._as_stored else {None}
+        return kinds.pop() if len(kinds) == 1 else None
 
 
 def shape_of(part: MatrixPart, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, int]:

@@ -54,6 +54,10 @@ def recognise(module: Any, hf_config: Any, spec: ModelSpec) -> Blueprint:  # noq
     config = hf_config.get_text_config()
     if config.model_type not in _LLAMA_LIKE | _GEMMA_LIKE:
         raise NotRecognised(f"{config.model_type} models are not among the fused families")
+    if not type(module).__module__.startswith("transformers.models."):
+        raise NotRecognised(f"{type(module).__name__} is not a class of transformers")
+    if not hasattr(module.model, "layers"):
+        raise NotRecognised(f"{type(module).__name__} is more than a decoder")
     if spec.attention.sinks or spec.attention.head_size != spec.attention.value_head_size:
         raise NotRecognised("attention sinks and values of another size are not fused")
     return _Reader(module, config, spec).read()
@@ -73,8 +77,8 @@ class _Reader:
         model, config, attention = self._module.model, self._config, self._spec.attention
         first = model.layers[0]
         layers = tuple(self._layer(index, layer) for index, layer in enumerate(model.layers))
-        asked = getattr(config, "hidden_act", None) or getattr(config, "hidden_activation", None)
-        activation = _ACTIVATIONS.get(str(asked))
+        has_own_key = config.model_type in {"gemma2", "gemma3_text"}
+        activation = _ACTIVATIONS.get(config.hidden_activation if has_own_key else config.hidden_act)
         blueprint = Blueprint(
             layers=layers,
             embedding=self._parameter(model.embed_tokens.weight),
@@ -87,12 +91,11 @@ class _Reader:
             head_size=attention.head_size,
             inner=self._shapes[layers[0].down.weights[0]][1],
             activation=activation or "",
-            gated=layers[0].up.interleaved,
             norm_whole_rows=config.model_type in {"olmo2", "olmo3"},
             embedding_scale=self._embedding_scale(),
             residual_scale=float(getattr(first, "residual_multiplier", 1.0)),
-            logit_scale=1.0 / float(getattr(config, "logits_scaling", None) or 1.0),
-            logit_softcap=getattr(config, "final_logit_softcapping", None),
+            logit_scale=1.0 / config.logits_scaling if config.model_type == "granite" else 1.0,
+            logit_softcap=config.final_logit_softcapping if has_own_key else None,
             shapes=self._shapes,
         )
         self._check(blueprint)
@@ -114,7 +117,10 @@ class _Reader:
         norms = {
             role: self._norm(getattr(layer, name)) if name in names else None for role, name in roles.items()
         }
-        softcap = getattr(attention, "attn_logit_softcapping", None)
+        has_softcap = (
+            self._spec.attention.softcap
+        )  # as the attention was asked, whatever the configuration says
+        softcap = attention.attn_logit_softcapping if has_softcap else None
         return LayerPart(
             **norms,
             query=self._optional_norm(attention, "q_norm"),
@@ -154,7 +160,7 @@ class _Reader:
         eps = getattr(norm, "variance_epsilon", None) or getattr(norm, "eps", None)
         if eps is None or "RMSNorm" not in type(norm).__name__:
             raise NotRecognised(f"{type(norm).__name__} is not a norm that is fused")
-        return NormPart(self._parameter(norm.weight), None, float(eps), False, self._offset)
+        return NormPart(self._parameter(norm.weight), float(eps), self._offset)
 
     def _parameter(self, parameter: torch.nn.Parameter) -> str:
         name: str = self._names[id(parameter)]
@@ -166,7 +172,7 @@ class _Reader:
         if hasattr(embedding, "scalar_embed_scale"):
             dtype = getattr(torch, self._spec.attention.dtype)
             return float(torch.tensor(embedding.scalar_embed_scale).to(dtype))  # as the module rounds it
-        return float(getattr(config, "embedding_multiplier", 1.0))
+        return float(config.embedding_multiplier) if config.model_type == "granite" else 1.0
 
     def _rope_of(self, index: int, attention: Any) -> str | None:  # noqa: ANN401
         if not getattr(attention, "use_rope", True):
