@@ -108,7 +108,7 @@ class Int8Case(Case):
     def decoded(self):
         """Return all keys and values of the pool, [N, K, S, D], as kv.h says that they lie."""
         _, blocks, heads, tokens, width = self.kv.shape
-        depth, fold = width - 4, 4 // self.q.element_size()
+        depth, fold = width - 4, 4
         groups = self.kv.view(2, blocks, heads, tokens // LANES, LANES * width)
         scales = groups[..., LANES * depth :].contiguous().view(torch.float32)
         keys, values = groups[..., : LANES * depth].float()

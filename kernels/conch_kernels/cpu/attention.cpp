@@ -82,8 +82,8 @@ class KvKeptAs : public KvCache<E> {
     void write(const KvLayout& layout, const Pool& pool, int64_t slot, const float* keys,
                const float* values) const override {
         for (int head = 0; head < layout.heads; head++)
-            write_kv<E>(layout, static_cast<Stored*>(pool.keys), static_cast<Stored*>(pool.values), slot, head,
-                        keys + head * layout.key_size, values + head * layout.value_size);
+            write_kv(layout, static_cast<Stored*>(pool.keys), static_cast<Stored*>(pool.values), slot, head,
+                     keys + head * layout.key_size, values + head * layout.value_size);
     }
 
     void attend(Team& team, const AttentionPlan& plan, const AttentionConstants& constants, const Pool& pool,

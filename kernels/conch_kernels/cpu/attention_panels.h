@@ -30,6 +30,26 @@ class Panels<E, E> {
     const KvLayout& layout_;
 };
 
+// The numbers at one of the four places in each lane, times WIDENED: not to shift them down is what makes this quick.
+constexpr float WIDENED = 0x1p24f;
+inline F32 widened(I32 line, int place) {
+    return __builtin_convertvector((line << (24 - 8 * place)) & int32_t(0xff000000), F32);
+}
+
+// A line of LANES times four int8 to the two or four panels that they are among, `stride` elements apart.
+inline void widen(const int8_t* from, float* to, ptrdiff_t stride) {
+    const I32 line = load_as<I32>(from);
+    for (int place = 0; place < 4; place++) store(to + place * stride, widened(line, place));
+}
+inline void widen(const int8_t* from, bf16* to, ptrdiff_t stride) {
+    const I32 line = load_as<I32>(from);
+    for (int pair = 0; pair < 2; pair++) {  // their lower halves are 0: a whole number below 2^8 is a bf16
+        const U32 one = (U32)widened(line, 2 * pair), two = (U32)widened(line, 2 * pair + 1);
+        const U32 both = (one >> 16) | two;
+        std::memcpy(to + pair * stride, &both, sizeof both);
+    }
+}
+
 // int8 is widened into memory of the member's own, which stays in its first caches: keys, and when these are done
 // with, values. Scales of keys multiply scores, those of values multiply weights before they are rounded.
 template <class E>
@@ -46,9 +66,15 @@ class Panels<E, int8_t> {
 
     // Values of the same tokens are fetched on the way.
     const Group<E>* keys(const Group<int8_t>* groups, int count) {
-        const int elements = LANES * round_up(layout_.key_size, Element<E>::fold);
+        const int bytes = LANES * round_up(layout_.key_size, Element<int8_t>::fold);
         for (int g = 0; g < count; g++) {
-            widen(groups[g].keys, elements, room_ + g * group_, groups[g].values);
+            const int8_t *from = groups[g].keys, *next = groups[g].values;
+            E* to = room_ + g * group_;
+            for (int i = 0; i < bytes; i += LINE) {
+                prefetch_to_l2(next + i);
+                widen(from + i, to + i, LANES * fold);
+            }
+            prefetch_to_l2(scales_of(layout_, next));
             wide_[g].tokens = groups[g].tokens;
         }
         return wide_;
@@ -59,32 +85,36 @@ class Panels<E, int8_t> {
     void scale_scores(const Group<int8_t>* groups, int count, float* scores, int rows) {
         const I32 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
         for (int g = 0; g < count; g++) {
-            value_scales_[g] = lanes < groups[g].tokens ? load(scales_of(layout_, groups[g].values)) : F32{};
-            const F32 scales = load(scales_of(layout_, groups[g].keys));
+            value_scales_[g] = lanes < groups[g].tokens ? scales(groups[g].values) : F32{};
+            const F32 of_keys = scales(groups[g].keys);
             float* at = scores + g * LANES;
-            for (int row = 0; row < rows; row++, at += CHUNK) store(at, load(at) * scales);
+            for (int row = 0; row < rows; row++, at += CHUNK) store(at, load(at) * of_keys);
         }
     }
 
     // The keys that come next are fetched on the way.
     Values<E> values(const Group<int8_t>* groups, const Group<int8_t>* ahead, int count) {
-        for (int g = 0; g < count; g++) widen(groups[g].values, int(group_), room_ + g * group_, ahead[g].keys);
-        return {wide_, wide_, count, layout_.depth()};
+        const int depth = layout_.depth();
+        for (int g = 0; g < count; g++) {
+            const int8_t *from = groups[g].values, *next = ahead[g].keys;
+            for (E* to = room_ + g * group_; to < room_ + (g + 1) * group_; to += 4 * depth)
+                for (int d = 0; d < depth; d += LANES, from += LINE, next += LINE) {
+                    prefetch_to_l2(next);
+                    widen(from, to + d * fold, depth * fold);
+                }
+            prefetch_to_l2(next);  // its scales
+        }
+        return {wide_, wide_, count, depth};
     }
 
     F32 weigh(F32 weight, int group) const { return weight * value_scales_[group]; }
 
    private:
     static constexpr int GROUPS = CHUNK / LANES;
+    static constexpr int LINE = LANES * Element<int8_t>::fold;
+    static constexpr int fold = Element<E>::fold;
 
-    void widen(const int8_t* from, int elements, E* to, const int8_t* next) const {
-        constexpr int line = 64;
-        for (int i = 0; i < elements; i += line) {
-            prefetch_to_l2(next + i);
-            for (int j = i; j < std::min(elements, i + line); j += LANES) store(to + j, load(from + j));
-        }
-        prefetch_to_l2(next + group_);
-    }
+    F32 scales(const int8_t* group) const { return load(scales_of(layout_, group)) * (1 / WIDENED); }
 
     const KvLayout& layout_;
     E* room_;

@@ -7,8 +7,8 @@
 //                                                       of all tokens, so scores need no horizontal sums
 //   values  [S / LANES][LANES / fold][D][fold]          a panel whose depth is the tokens
 //
-// KV is kept as elements of what is computed with, or as int8, in the same order and with a scale for each token and
-// head, of its key and of its value: a number q means q * scale. The fp32 scales of a group, [LANES], come after its
+// KV is kept as elements of what is computed with, or as int8, whose fold is 4, with a scale for each token and head,
+// of its key and of its value: a number q means q * scale. The fp32 scales of a group, [LANES], come after its
 // numbers, so whatever copies a block has them too.
 //
 // A token's place among these, its block times S plus its offset, is called its lane. Where the block size is no
@@ -92,10 +92,10 @@ struct Narrowing<int8_t> {
 
 // Write one token's key, which is rotated already, and value of one head to its slot (block * block size + offset).
 // Touches nothing that belongs to another token, so members of a team may write neighbours at once.
-template <class E, class Stored>
+template <class Stored>
 void write_kv(const KvLayout& layout, Stored* pool_keys, Stored* pool_values, int64_t slot, int head,
               const float* key, const float* value) {
-    constexpr int fold = Element<E>::fold;
+    constexpr int fold = Element<Stored>::fold;
     const int offset = int(slot % layout.block_size), lane = offset % LANES;
     const ptrdiff_t group = layout.group_at(slot / layout.block_size, head, offset);
     Stored few[LANES];

@@ -74,25 +74,18 @@ inline void store(bf16* p, F32 v) {
 #endif
 }
 
-inline F32 load(const int8_t* p) {
-#if defined(__AVX512F__)
-    return (F32)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_as<__m128i>(p)));
-#elif defined(__AVX2__)
-    const __m128i all = load_as<__m128i>(p);
-    const __m256 halves[] = {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(all)),
-                             _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(all, all)))};
-    return load_as<F32>(halves);
-#else
-    return __builtin_convertvector(__builtin_convertvector(load_as<I8>(p), I32), F32);
-#endif
-}
-
 inline void store_one(float* p, float x) { *p = x; }
 inline void store_one(bf16* p, float x) { *p = to_bf16(x); }
 
 // How an element type is multiplied: `fold` of them at a time in each lane, summed in fp32.
 template <class E>
 struct Element;
+
+// Not multiplied as it is, but widened, four at a time.
+template <>
+struct Element<int8_t> {
+    static constexpr int fold = 4;
+};
 
 template <>
 struct Element<float> {
