@@ -19,7 +19,7 @@ class Panels<E, E> {
 
     Panels(const KvLayout& layout, Buffer<char>&) : layout_(layout) {}
 
-    const Group<E>* keys(const Group<E>* groups, int) { return groups; }
+    const Group<E>* keys(const Group<E>* groups, int g) { return groups + g; }
     void scale_scores(const Group<E>*, int, float*, int) {}
     Values<E> values(const Group<E>* groups, const Group<E>* ahead, int count) {
         return {groups, ahead, count, layout_.depth()};
@@ -65,19 +65,17 @@ class Panels<E, int8_t> {
     }
 
     // Values of the same tokens are fetched on the way.
-    const Group<E>* keys(const Group<int8_t>* groups, int count) {
+    const Group<E>* keys(const Group<int8_t>* groups, int g) {
         const int bytes = LANES * round_up(layout_.key_size, Element<int8_t>::fold);
-        for (int g = 0; g < count; g++) {
-            const int8_t *from = groups[g].keys, *next = groups[g].values;
-            E* to = room_ + g * group_;
-            for (int i = 0; i < bytes; i += LINE) {
-                prefetch_to_l2(next + i);
-                widen(from + i, to + i, LANES * fold);
-            }
-            prefetch_to_l2(scales_of(layout_, next));
-            wide_[g].tokens = groups[g].tokens;
+        const int8_t *from = groups[g].keys, *next = groups[g].values;
+        E* to = room_ + g * group_;
+        for (int i = 0; i < bytes; i += LINE) {
+            prefetch_to_l2(next + i);
+            widen(from + i, to + i, LANES * fold);
         }
-        return wide_;
+        prefetch_to_l2(scales_of(layout_, next));
+        wide_[g].tokens = groups[g].tokens;
+        return wide_ + g;
     }
 
     // Where a group has lanes of no token of the row's, their scales may be NaN: such scores are hidden afterwards,

@@ -76,7 +76,7 @@ class Tile {
             const int there = lane + CHUNK;
             const int coming = there < task_.end ? locate(task_, there, ahead) : locate(next, next.begin, ahead);
             std::fill(ahead + coming, ahead + std::max(coming, count), ahead[coming - 1]);
-            score_chunk(panels_.keys(groups, count), count);
+            score_chunk(groups, count);
             panels_.scale_scores(groups, count, scratch_.scores, rows_);
             if (!plain_) reshape(count);
             if (!all_seen(lane, count)) hide(lane, groups, count);
@@ -127,13 +127,14 @@ class Tile {
         return count;
     }
 
-    void score_chunk(const Group<E>* groups, int count) {
+    void score_chunk(const Group<Stored>* groups, int count) {
         const int blocks = ceil_div(rows_, rows_ > 2 * MAX_ROWS ? MAX_ROWS : std::max(1, MAX_ROWS - 1));
         for (int g = 0; g < count; g += 2) {
-            const Group<E>* right = groups + std::min(g + 1, count - 1);
+            const Group<E>* left = panels_.keys(groups, g);
+            const Group<E>* right = g + 1 < count ? panels_.keys(groups, g + 1) : left;
             for (int i = 0; i < blocks; i++) {
                 const int row = rows_ * i / blocks, rows = rows_ * (i + 1) / blocks - row;
-                SCORE<E>[rows - 1](query() + row * depth(), depth(), groups + g, right, depth(),
+                SCORE<E>[rows - 1](query() + row * depth(), depth(), left, right, depth(),
                                    scratch_.scores + row * CHUNK + g * LANES);
             }
         }
