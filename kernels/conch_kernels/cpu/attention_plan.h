@@ -57,7 +57,7 @@ class AttentionPlan {
    public:
     static constexpr int TILE_ROWS = 48;
     static constexpr int FEW_ROWS = 16;           // tiles up to this size wait for memory:
-    static constexpr int PART_LANES = 256;        // their keys are shared out in smaller parts
+    static constexpr int PART_LANES = 512;        // their keys are shared out in smaller parts
     static constexpr int TILE_PART_LANES = 2048;  // than those of larger ones
 
     // heads: query heads; window: tokens that a query sees, itself included, 0 for all before it. The arrays that
