@@ -84,7 +84,7 @@ def test_200_mixed_requests_to_the_real_model(chunk, caching):
     rng = random.Random(200)
     prompts = mixed_prompts(rng, 200, longest=2000, vocab=49_000)
     budgets = [rng.randint(1, 48) for _ in prompts]
-    check_engine(smollm2(chunk, caching, num_blocks=200), prompts, budgets, caching)
+    check_engine(smollm2(chunk, caching, num_blocks=135), prompts, budgets, caching)  # the longest takes 128
 
 
 def test_a_seeded_sample_is_the_same_alone_and_in_a_crowd():
