@@ -7,6 +7,7 @@ a block.
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -136,8 +137,6 @@ class NativePlan:
         The rows.
     team
         Who computes them.
-    handles : int64 [2]
-        Addresses that `paged_attention` needs, in a tensor because they change with each step.
     """
 
     def __init__(
@@ -151,7 +150,7 @@ class NativePlan:
         cu_query, seq_lens, tables, slots, positions = self._kept = [part.contiguous() for part in rows]
         assert cu_query.dtype == seq_lens.dtype == tables.dtype == torch.int32
         assert slots.dtype == positions.dtype == torch.int64
-        self._native = native
+        self._native, self._attention, self._shape = native, attention, shape
         self.team = team
         self.rows = NativeRows(
             *(part.data_ptr() for part in self._kept),
@@ -159,24 +158,29 @@ class NativePlan:
             slots.shape[0],
             tables.stride(0),
         )
-        heads, layout = shape
-        self._handle = _PTR(
-            native.conch_attention_plans_new(ctypes.byref(self.rows), ctypes.byref(layout), heads)
+
+    @functools.cached_property
+    def handles(self) -> torch.Tensor:
+        """Addresses that `paged_attention` needs, in a tensor as they change with each step: int64 [2]."""
+        return torch.tensor([self._attention.value, self._plans.value], dtype=torch.int64)
+
+    @functools.cached_property
+    def _plans(self) -> ctypes.c_void_p:
+        """Made when the operation asks for it: a fused decoder plans for itself."""
+        heads, layout = self._shape
+        return _PTR(
+            self._native.conch_attention_plans_new(ctypes.byref(self.rows), ctypes.byref(layout), heads)
         )
-        self.handles = torch.tensor([attention.value, self._handle.value], dtype=torch.int64)
 
     def tasks(self, window: int | None) -> tuple[int, int]:
         """Return how many tasks the layers with this window have, and how many are parts of larger ones."""
         tasks, parts = ctypes.c_int(), ctypes.c_int()
-        self._native.conch_attention_tasks(
-            self._handle, window or 0, ctypes.byref(tasks), ctypes.byref(parts)
-        )
+        self._native.conch_attention_tasks(self._plans, window or 0, ctypes.byref(tasks), ctypes.byref(parts))
         return tasks.value, parts.value
 
     def __del__(self) -> None:
-        if getattr(self, "_handle", None):
-            self._native.conch_attention_plans_free(self._handle)
-            self._handle = _PTR()
+        if plans := self.__dict__.pop("_plans", None):
+            self._native.conch_attention_plans_free(plans)
 
 
 def paged_attention(

@@ -11,6 +11,7 @@ import torch
 
 from conch.api import CheckpointError
 from conch.model.gguf_file import GgufFile, StoredTensor
+from conch_kernels.cpu.quantising import FORMAT_OF_KIND
 
 _NAMES: Final = {
     "token_embd": "model.embed_tokens",
@@ -36,7 +37,7 @@ _OUTSIDE: Final = re.compile(r"(\w+)\.(weight|bias)")
 ARCHITECTURES: Final = ("llama", "qwen2", "qwen3")
 """Those whose tensors have these names and are stored as they are, but for the order of rows in llama's."""
 
-GROUPED_KINDS: Final = ("Q8_0", "Q4_0", "Q4_1")
+GROUPED_KINDS: Final = tuple(FORMAT_OF_KIND)
 """Kinds that can be served as they are stored."""
 
 

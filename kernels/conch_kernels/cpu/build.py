@@ -39,7 +39,7 @@ class BuildError(Exception):
 
 
 def build(extra_flags: tuple[str, ...] = ()) -> Path:
-    """Return the shared library, compiling it where that has not been done yet (20 to 40 s).
+    """Return the shared library, compiling it where that has not been done yet (10 to 30 s).
 
     Parameters
     ----------

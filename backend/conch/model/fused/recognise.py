@@ -15,8 +15,7 @@ import torch
 from conch.api import ModelSpec
 from conch.model.fused.blueprint import Blueprint, LayerPart, MatrixPart, NormPart
 from conch.model.rope import pin_rope
-
-LANES = 16
+from conch_kernels.cpu_attention import LANES
 
 _LLAMA_LIKE = {"llama", "mistral", "qwen2", "qwen3", "phi3", "smollm3", "granite", "olmo2", "olmo3"}
 _GEMMA_LIKE = {"gemma", "gemma2", "gemma3_text"}
