@@ -13,9 +13,8 @@ from conch_kernels.cpu.build import BuildError, build
 from conch_kernels.cpu.library import library
 from conch_kernels.cpu_attention import KvLayout
 from conch_kernels.paged import Scores
-from support.attention_case import ROWS, TOLERANCE, Case, Int8Case
+from support.attention_case import LESSER_CPUS, ROWS, TOLERANCE, Case, Int8Case
 
-LESSER_CPUS = {"avx2": ("-mno-avx512f",), "plain": ("-march=x86-64",)}
 HALF = 0.5 / 127
 """Half a step between two numbers, as a share of the largest element."""
 

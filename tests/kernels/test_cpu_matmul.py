@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import pytest
 import torch
 
 from conch_kernels.cpu.library import Team, library
 from conch_kernels.cpu.native import Matrix, check_sizes
 from conch_kernels.cpu.packing import FORMATS, interleave, pack, packed_bytes
+from support.products import product_of
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
@@ -30,16 +29,7 @@ def multiply(left, weight, team):
     matrix = Matrix(
         panels=room.data_ptr(), depth=weight.shape[1], columns=weight.shape[0], format=FORMATS[weight.dtype]
     )
-    product = torch.full((left.shape[0], weight.shape[0]), float("nan"))
-    library().conch_multiply(
-        team.handle,
-        ctypes.c_void_p(left.data_ptr()),
-        ctypes.byref(matrix),
-        ctypes.c_void_p(product.data_ptr()),
-        left.shape[0],
-        FORMATS[left.dtype],
-    )
-    return product
+    return product_of(left, matrix, team)
 
 
 def test_structures_are_those_of_the_library():

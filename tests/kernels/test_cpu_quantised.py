@@ -10,8 +10,8 @@ import torch
 from conch_kernels.cpu.build import build
 from conch_kernels.cpu.library import Team, library
 from conch_kernels.cpu.native import Matrix
-from conch_kernels.cpu.packing import FORMATS
 from conch_kernels.cpu.quantising import U4, U4M, U8, blocks_of, dequantise, quantise, repack
+from support.products import product_of
 
 LAYOUTS = pytest.mark.parametrize("layout", [U8, U4, U4M], ids=lambda layout: layout.kind)
 
@@ -30,18 +30,7 @@ def matrix_of(panels, layout, columns, depth):
 
 
 def multiply(left, panels, layout, columns, team, native=None):
-    native = native or library()
-    matrix = matrix_of(panels, layout, columns, left.shape[1])
-    product = torch.full((left.shape[0], columns), float("nan"))
-    native.conch_multiply(
-        team.handle,
-        ctypes.c_void_p(left.data_ptr()),
-        ctypes.byref(matrix),
-        ctypes.c_void_p(product.data_ptr()),
-        left.shape[0],
-        FORMATS[left.dtype],
-    )
-    return product
+    return product_of(left, matrix_of(panels, layout, columns, left.shape[1]), team, native)
 
 
 def rounded(left):

@@ -10,6 +10,7 @@ from conch_kernels import reference
 from conch_kernels.cpu_attention import LANES, KvLayout, NativeAttention, paged_attention
 from conch_kernels.paged import Rows, Scores
 
+LESSER_CPUS = {"avx2": ("-mno-avx512f",), "plain": ("-march=x86-64",)}
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2}
 
 
