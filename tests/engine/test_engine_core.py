@@ -62,7 +62,7 @@ def test_choices_share_the_prompt_and_differ_by_seed():
         assert outputs[1, choice] == (expected(prompt, 6, seed=7 + choice), FinishReason.LENGTH)
     computed = sum(plan.num_tokens for plan in simulation.worker.plans)
     assert computed == 14 + 5 + 2 * (1 + 5), "the prompt is computed once; each fork repeats one token"
-    assert any(plan.copies for plan in simulation.worker.plans), "no block was copied on write"
+    assert any(plan.moves for plan in simulation.worker.plans), "no block was copied on write"
 
 
 def test_a_choice_can_end_alone():

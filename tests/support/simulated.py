@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from conch.api import (
+    Arena,
     AttentionSpec,
     BuildContext,
     EngineConfig,
@@ -71,9 +72,9 @@ class SimulatedWorker:
         for admission in plan.admitted:
             assert admission.request_id not in self._known
             self._known[admission.request_id] = _Known(list(admission.token_ids), admission.seed)
-        copied = [list(self._pool[source]) for source, _ in plan.copies]
-        for (_, target), content in zip(plan.copies, copied, strict=True):
-            self._pool[target] = content
+        for move in plan.moves:
+            assert move.source_arena is move.target_arena is Arena.DEVICE
+            self._pool[move.target] = list(self._pool[move.source])
         return StepResult(tuple(self._row(row) for row in plan.rows))
 
     def _row(self, row):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from conch.api import Admission, BuildContext, EngineConfig, Row, RowResult, SamplingParams, StepPlan
+from conch.api import Admission, BuildContext, EngineConfig, Move, Row, RowResult, SamplingParams, StepPlan
 from conch.worker import LocalWorker, prepare
 from conch_plugins.attention.cpu_paged import CpuPagedAttention
 from conch_plugins.attention.torch_paged import TorchPagedAttention
@@ -94,7 +94,7 @@ class Driver:
         row = Row(job.id, start, count + len(drafts), samples, drafts, known, tuple(job.blocks[known:]))
         return row, admission
 
-    def step(self, jobs: list[Job], chunk: int, copies: tuple[tuple[int, int], ...] = ()) -> None:
+    def step(self, jobs: list[Job], chunk: int, moves: tuple[Move, ...] = ()) -> None:
         """Give each job a row and take in the results."""
         pairs = [self.row(job, chunk) for job in jobs]
         rows = tuple(row for row, _ in pairs)
@@ -103,7 +103,7 @@ class Driver:
             admitted=tuple(admission for _, admission in pairs if admission),
             finished=tuple(self.finished),
             preempted=tuple(self.preempted),
-            copies=copies,
+            moves=moves,
         )
         self.finished, self.preempted = [], []
         results = self.worker.execute(plan).rows

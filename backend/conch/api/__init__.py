@@ -32,8 +32,10 @@ from conch.api.seams import (
 )
 from conch.api.steps import (
     Admission,
+    Arena,
     Failure,
     FinishReason,
+    Move,
     RequestOutput,
     Row,
     RowResult,
@@ -46,6 +48,7 @@ from conch.api.steps import (
 __all__ = [
     "API_VERSION",
     "Admission",
+    "Arena",
     "AttentionKernel",
     "AttentionLayer",
     "AttentionSpec",
@@ -63,6 +66,7 @@ __all__ = [
     "KVConnector",
     "KVManager",
     "ModelSpec",
+    "Move",
     "Parallelism",
     "PlanBuilder",
     "PluginError",

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from conch.api.errors import ConfigError
+from conch.api.speculative import SpeculativeConfig
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["int8", "gguf"]
@@ -72,6 +73,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Whether code that comes with a checkpoint may run.
     attention_kernel
         ``auto`` is ``cpu`` where that can serve the model, else ``torch``.
+    speculative_config
+        Who drafts tokens ahead, for the model to verify many in one step; None for nobody. See
+        `conch.api.speculative.SpeculativeConfig`.
     """
 
     model: str
@@ -99,8 +103,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kv_manager: str = "paged"
     prefix_cache: str = "hash"
     attention_kernel: str = "auto"
-    drafter: str = "none"
+    speculative_config: SpeculativeConfig | None = None
     parallelism: str = "single"
+
+    @property
+    def drafter(self) -> str:
+        """Name of the drafter in force."""
+        return "none" if self.speculative_config is None else self.speculative_config.name
 
     def __post_init__(self) -> None:
         """Refuse values out of range, naming the key and the limit."""

@@ -10,7 +10,7 @@ import msgspec
 from conch.api.context import BuildContext
 from conch.api.request import Request, Requests
 from conch.api.seams import KVManager, PrefixCache
-from conch.api.steps import Admission, Row, StepPlan
+from conch.api.steps import Admission, Move, Row, StepPlan
 
 
 class PlanBuilder:
@@ -47,7 +47,7 @@ class PlanBuilder:
         self._admitted: dict[int, Admission] = {}
         self._cached: dict[int, int] = {}
         self._preempted: dict[int, None] = {}
-        self._copies: dict[int, list[tuple[int, int]]] = {}
+        self._moves: list[Move] = []
         self._promised: int | None = None
         self._split_prompts = split_prompts
         self.tokens_left = max_tokens
@@ -115,7 +115,7 @@ class PlanBuilder:
         count += len(drafts)
         self._promised = None
         self._add_row(request, Row(request.id, start, count, samples, drafts, update.start, update.blocks))
-        self._copies[request.id] = list(update.copies)
+        self._moves += update.moves
         self.tokens_left -= count
         return True
 
@@ -143,19 +143,21 @@ class PlanBuilder:
         self._seated.append(request)
         self._promised = None
         self._add_row(request, Row(request.id, start, count, count == owed, (), 0, ()))
-        self._copies[request.id] = list(update.copies)
+        self._moves += update.moves
         self._cached[request.id] = start
         self.tokens_left -= count
         self.seats_left -= request.seats
         return True
 
     def preempt(self, request: Request) -> None:
-        """Take a running request's blocks and its row, if it has one, and send it back to wait."""
+        """Take a running request's blocks and its row, if it has one, and send it back to wait.
+
+        Moves planned for it stay: they are made in order, so they harm nobody.
+        """
         assert request.id not in self._cached, "admitted in this very plan"
         row = self._rows.pop(request.id, None)
         if row is not None:
             self.tokens_left += row.count
-        self._copies.pop(request.id, None)
         self._admitted.pop(request.id, None)
         self._kv.release(request.id)
         self._cache.forget(request.id)
@@ -173,7 +175,7 @@ class PlanBuilder:
             cached=self._cached,
             preempted=tuple(self._preempted),
             finished=self._finished,
-            copies=tuple(pair for pairs in self._copies.values() for pair in pairs),
+            moves=tuple(self._moves),
         )
 
     def _pay_or_preempt(self, request: Request, victims: list[Request], most_drafts: int) -> None:

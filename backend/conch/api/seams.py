@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from conch.api.batch import AttentionLayer, StepBatch
 from conch.api.model_spec import AttentionSpec
 from conch.api.request import Request, Requests
-from conch.api.steps import StepPlan, StepResult
+from conch.api.steps import Move, StepPlan, StepResult
 
 if TYPE_CHECKING:
     import torch
@@ -34,12 +34,13 @@ class Scheduler(Protocol):
 class BlockUpdate:
     """How a block table changed: entries from `start` on are now `blocks`.
 
-    `copies` are ``(source, target)`` pairs of blocks to copy before the step writes to the targets.
+    `moves` are made in order before the step writes to any block; the plan lists those of all updates in the
+    order in which the updates were made, so a move may take a block out of the way of a later one.
     """
 
     start: int
     blocks: tuple[int, ...]
-    copies: tuple[tuple[int, int], ...] = ()
+    moves: tuple[Move, ...] = ()
 
 
 @runtime_checkable
@@ -69,7 +70,7 @@ class KVManager(Protocol):
         """Make room for tokens ``[start, end)`` and make their blocks safe to write.
 
         A block in that range which others hold too, or which the prefix cache holds, is replaced by a copy
-        of its own (copy-on-write). `BlockUpdate.copies` are made in order, before anything is written.
+        of its own (copy-on-write), by `BlockUpdate.moves`.
         Returns None, with nothing changed, when there are not enough free blocks. A request unknown so far
         begins with an empty table.
         """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import Enum, IntEnum
 
 import msgspec
 
@@ -60,6 +60,26 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     blocks: tuple[int, ...]
 
 
+class Arena(IntEnum):
+    """Where KV blocks lie, in one layout everywhere: each has slots, and each slot holds a block."""
+
+    DEVICE = 0
+    """The KV pool that attention reads."""
+    HOST = 1
+    """A second pool, in the memory of the host, where requests that were preempted leave their KV."""
+    DISK = 2
+    """A bounded file on the local disk."""
+
+
+class Move(msgspec.Struct, frozen=True, array_like=True):
+    """A whole block, copied from a slot to a slot; without arenas named, within the KV pool."""
+
+    source: int
+    target: int
+    source_arena: Arena = Arena.DEVICE
+    target_arena: Arena = Arena.DEVICE
+
+
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     """What all ranks do in one step.
 
@@ -73,8 +93,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
         For each admitted id, tokens that the prefix cache already holds.
     preempted, finished
         Requests that the workers forget before the step; ids that they do not know are ignored.
-    copies
-        ``(source, target)`` blocks copied before the step: the targets replace shared blocks.
+    moves
+        Blocks copied before the step, one after the other: a later one sees what an earlier one wrote.
     """
 
     rows: tuple[Row, ...]
@@ -82,7 +102,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     cached: dict[int, int] = {}
     preempted: tuple[int, ...] = ()
     finished: tuple[int, ...] = ()
-    copies: tuple[tuple[int, int], ...] = ()
+    moves: tuple[Move, ...] = ()
 
     @property
     def num_tokens(self) -> int:

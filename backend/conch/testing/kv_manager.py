@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from conch.api import BuildContext, KVManager, Request, SamplingParams
+from conch.api import BuildContext, KVManager, Move, Request, SamplingParams
 from conch.testing.context import make_context
 from conch.testing.shadow import ShadowPool, history
 
@@ -44,7 +44,7 @@ class KVManagerContract:
         manager, table = self.manager(), list[int]()
         for start, end in ((0, 6), (6, 7), (7, 20)):
             update = manager.grow(1, start, end)
-            assert update is not None and update.copies == ()
+            assert update is not None and update.moves == ()
             table[update.start :] = update.blocks
             assert table == list(manager.blocks(1))
 
@@ -78,10 +78,10 @@ class KVManagerContract:
         assert manager.free_blocks == 6
         update = manager.grow(2, 6, 7)
         assert update is not None
-        assert update.copies == ((manager.blocks(1)[1], manager.blocks(2)[1]),)
+        assert update.moves == (Move(manager.blocks(1)[1], manager.blocks(2)[1]),)
         assert (update.start, update.blocks) == (1, tuple(manager.blocks(2)[1:]))
         alone = manager.grow(1, 6, 7)
-        assert alone is not None and alone.copies == ()
+        assert alone is not None and alone.moves == ()
         assert manager.blocks(1)[0] == manager.blocks(2)[0]
         manager.check_integrity()
 
@@ -91,7 +91,7 @@ class KVManagerContract:
         manager.grow(1, 0, 8)
         manager.fork(1, 2, 8)
         update = manager.grow(2, 4, 6)
-        assert update is not None and update.copies == ()
+        assert update is not None and update.moves == ()
         assert manager.blocks(1)[1] != manager.blocks(2)[1]
         manager.check_integrity()
 
@@ -160,7 +160,7 @@ class _RandomLife:
             self.num_refused += 1
             return
         self.num_grown += 1
-        self.pool.copy(update.copies)
+        self.pool.move(update.moves)
         self.pool.write(self.manager.blocks(request.id), history(request.token_ids), start, end)
         request.num_computed = end
         self.cache.insert(request, self.manager.blocks(request.id), end)

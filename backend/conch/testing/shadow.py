@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
+
+from conch.api import Arena, Move
 
 _MODULUS = (1 << 61) - 1
 
@@ -34,11 +37,13 @@ class ShadowPool:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self._block_size = block_size
         self._content: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks)]
+        self._elsewhere: dict[tuple[Arena, int], list[int | None]] = defaultdict(lambda: [None] * block_size)
 
-    def copy(self, pairs: Iterable[tuple[int, int]]) -> None:
-        """Copy ``(source, target)`` blocks in order."""
-        for source, target in pairs:
-            self._content[target] = list(self._content[source])
+    def move(self, moves: Iterable[Move]) -> None:
+        """Copy blocks in order, within the pool and between it and other arenas."""
+        for move in moves:
+            block = list(self._slot(move.source_arena, move.source))
+            self._slot(move.target_arena, move.target)[:] = block
 
     def write(self, table: Sequence[int], values: Sequence[int], start: int, end: int) -> None:
         """Compute the KV of tokens ``[start, end)``."""
@@ -52,3 +57,6 @@ class ShadowPool:
             block, offset = divmod(position, self._block_size)
             found = self._content[table[block]][offset]
             assert found == values[position], f"wrong KV at token {position}, in block {table[block]}"
+
+    def _slot(self, arena: Arena, slot: int) -> list[int | None]:
+        return self._content[slot] if arena is Arena.DEVICE else self._elsewhere[arena, slot]

@@ -142,7 +142,7 @@ class Simulation:
 
     def _compute(self, plan: StepPlan) -> None:
         """Write the KV of all rows, then check what each row reads."""
-        self.pool.copy(plan.copies)
+        self.pool.move(plan.moves)
         values = {}
         for row in plan.rows:
             request, table = self._running[row.request_id], self._tables.setdefault(row.request_id, [])

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from conch.api import (
+    Arena,
     AttentionKernel,
     DraftContext,
     Drafter,
@@ -21,8 +22,9 @@ from conch.api import (
 )
 from conch.model.attention import PagedStep
 from conch.model.choosing import load_model
+from conch.worker.arenas import Arenas, TensorStore
 from conch.worker.batch_builder import BatchBuilder
-from conch.worker.pool import allocate_pools, blocks_in, copy_blocks
+from conch.worker.pool import allocate_pools, blocks_in
 from conch.worker.prepare import Prepared
 from conch.worker.row_table import RowTable, TokenViews
 from conch.worker.sampler import Sampled, Sampler
@@ -73,6 +75,7 @@ class LocalWorker:
         self._sampler = Sampler(self._table, spec.eos_token_ids)
         progress("warming up", 0.0)
         self._pools = allocate_pools(spec, kernel, self._size_pool())
+        self._arenas = Arenas({Arena.DEVICE: TensorStore(self._pools)})
         for plan in warm_up_plans(config, min(spec.max_model_len, self.num_blocks * config.block_size)):
             self.execute(plan)
         progress("warming up", 1.0)
@@ -85,10 +88,11 @@ class LocalWorker:
     def execute(self, plan: StepPlan) -> StepResult:
         """Do the step."""
         self._learn(plan)
-        if not plan.rows:
-            return StepResult(())
         with torch.inference_mode():
-            copy_blocks(self._pools, plan.copies)
+            if plan.moves:
+                self._arenas.carry_out(plan.moves)
+            if not plan.rows:
+                return StepResult(())
             batch, wanted = self._builder.build(plan.rows)
             step = PagedStep(self._kernel, self._kernel.plan(batch), self._pools)
             logits = self._model.logits(batch, step)
@@ -99,7 +103,7 @@ class LocalWorker:
     def close(self) -> None:
         """Free the device."""
         self._pools = [pool.new_empty(2, 0) for pool in self._pools]
-        del self._model
+        del self._model, self._arenas
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 

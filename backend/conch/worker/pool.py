@@ -50,13 +50,3 @@ def allocate_pools(spec: ModelSpec, kernel: AttentionKernel, num_blocks: int) ->
     dtype, device = getattr(torch, spec.attention.pool_dtype), torch.device(spec.attention.device)
     shape = kernel.kv_shape(num_blocks)
     return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(spec.num_layers)]
-
-
-def copy_blocks(pools: list[torch.Tensor], copies: tuple[tuple[int, int], ...]) -> None:
-    """Copy whole blocks, source to target, in every layer."""
-    if copies:
-        device = pools[0].device
-        sources = torch.tensor([source for source, _ in copies], device=device)
-        targets = torch.tensor([target for _, target in copies], device=device)
-        for pool in pools:
-            pool.index_copy_(1, targets, pool.index_select(1, sources))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from conch.api import BlockUpdate, PrefixCache
+from conch.api import BlockUpdate, Move, PrefixCache
 
 
 class PagedKVManager:
@@ -112,17 +112,17 @@ class PagedKVManager:
         fresh = self._take(max(0, needed - held) + len(shared))
         if fresh is None:
             return None
-        copies = []
+        moves = []
         for index in shared:
             source, target = table[index], fresh.pop()
             self._drop(source)
             table[index] = target
             if start > index * size:
-                copies.append((source, target))
+                moves.append(Move(source, target))
         table += fresh
         self._tables[request_id] = table
         changed = shared[0] if shared else held
-        return BlockUpdate(changed, tuple(table[changed:]), tuple(copies))
+        return BlockUpdate(changed, tuple(table[changed:]), tuple(moves))
 
     def _is_shared(self, block: int) -> bool:
         return self._references[block] > 1 or self._cache.holds(block)

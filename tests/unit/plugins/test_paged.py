@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from conch.api import Move
 from conch.testing import make_context
 from conch.testing.prefix_cache import request
 
@@ -23,7 +24,7 @@ def test_a_cached_block_is_not_written_to_even_by_its_only_user():
     manager.release(1)
     cached = manager.blocks(2)[1]
     update = manager.grow(2, 6, 7)
-    assert update.copies == ((cached, manager.blocks(2)[1]),)
+    assert update.moves == (Move(cached, manager.blocks(2)[1]),)
     assert cache.match(request(3, list(range(9)))) == [manager.blocks(2)[0], cached]
     manager.check_integrity()
 

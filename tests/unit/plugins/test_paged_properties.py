@@ -43,7 +43,7 @@ class PagedMachine(RuleBasedStateMachine):
         self.pool = ShadowPool(NUM_BLOCKS, block_size)
         self.size = block_size
         self.running, self.waiting = [], []
-        self.rows, self.copies = {}, {}
+        self.rows, self.moves = {}, []
         self.last_id = 0
 
     def new(self, tokens, salt, num_computed=0):
@@ -91,7 +91,7 @@ class PagedMachine(RuleBasedStateMachine):
             return
         assert [*before[: update.start], *update.blocks] == list(self.manager.blocks(request.id))
         self.rows[request.id] = (request, request.num_computed, request.num_computed + count)
-        self.copies[request.id] = update.copies
+        self.moves += update.moves
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
@@ -110,7 +110,6 @@ class PagedMachine(RuleBasedStateMachine):
     def leave(self, request):
         self.running.remove(request)
         self.rows.pop(request.id, None)
-        self.copies.pop(request.id, None)
         for _ in range(2):
             self.manager.release(request.id)
         self.cache.forget(request.id)
@@ -129,8 +128,7 @@ class PagedMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def commit(self, data):
-        for pairs in self.copies.values():
-            self.pool.copy(pairs)
+        self.pool.move(self.moves)
         for request, start, end in self.rows.values():
             values = history(request.token_ids, request.cache_salt)
             self.pool.write(self.manager.blocks(request.id), values, start, end)
@@ -141,7 +139,7 @@ class PagedMachine(RuleBasedStateMachine):
             self.cache.insert(request, self.manager.blocks(request.id), end)
             if not request.owed:
                 request.token_ids.append(data.draw(st.integers(0, 1)))
-        self.rows, self.copies = {}, {}
+        self.rows, self.moves = {}, []
         for request in self.running:
             self.check(request)
 

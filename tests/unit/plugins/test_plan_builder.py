@@ -17,7 +17,7 @@ def forked():
     return simulation, PlanBuilder.for_context(context)(simulation), first, second
 
 
-def test_a_preempted_request_takes_row_admission_and_copies_with_it():
+def test_a_preempted_request_takes_row_and_admission_with_it():
     simulation, builder, first, second = forked()
     assert builder.pay(second)
     tokens, seats = builder.tokens_left, builder.seats_left
@@ -27,7 +27,7 @@ def test_a_preempted_request_takes_row_admission_and_copies_with_it():
     assert builder.seats_left == seats + 1
     plan = builder.build()
     assert [row.request_id for row in plan.rows] == [first.id]
-    assert (plan.preempted, plan.admitted, plan.copies) == ((second.id,), (), ())
+    assert (plan.preempted, plan.admitted) == ((second.id,), ())
     assert not simulation.context.kv_manager.blocks(second.id)
 
 
@@ -39,7 +39,7 @@ def test_a_fork_is_told_to_the_workers_with_its_first_row():
     row = next(row for row in plan.rows if row.request_id == second.id)
     assert admission.request_id == second.id
     assert (row.blocks_from, row.blocks) == (0, tuple(simulation.context.kv_manager.blocks(second.id)))
-    assert len(plan.copies) == 1
+    assert len(plan.moves) == 1
 
 
 def test_a_failed_admission_changes_nothing():

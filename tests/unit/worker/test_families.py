@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from conch.api import SamplingParams
+from conch.api import Move, SamplingParams
 from support.oracle import Oracle, Same
 from support.tiny import FAMILIES, tiny_checkpoint
 from support.worker_driver import Driver, Job, build_worker
@@ -130,7 +130,7 @@ def test_copied_blocks_are_independent():
     child = Job(2, parent.prompt, SamplingParams(temperature=5.0, max_tokens=10, seed=1), seed=1)
     copy = driver.free.pop()
     child.blocks, child.computed = [parent.blocks[0], copy], 5
-    driver.step([parent, child], 100, copies=((parent.blocks[1], copy),))
+    driver.step([parent, child], 100, moves=(Move(parent.blocks[1], copy),))
     while not (parent.done and child.done):
         driver.step([job for job in (parent, child) if not job.done], 100)
     check(folder, [parent])

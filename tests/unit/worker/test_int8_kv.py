@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from conch.api import BuildContext, SamplingParams, StepBatch
+from conch.api import BuildContext, Move, SamplingParams, StepBatch
 from conch.model.attention import PagedStep
 from conch.model.causal_model import CausalModel
 from conch.model.fused.decoder import FusedDecoder
@@ -100,7 +100,7 @@ def test_copied_blocks_have_their_scales_and_are_independent():
     driver.step([parent], 100)
     copy = driver.free.pop()
     child.blocks, child.computed = [parent.blocks[0], copy], 5
-    driver.step([parent, child], 100, copies=((parent.blocks[1], copy),))
+    driver.step([parent, child], 100, moves=(Move(parent.blocks[1], copy),))
     while not (parent.done and child.done):
         driver.step([job for job in (parent, child) if not job.done], 100)
     for job in (parent, child):

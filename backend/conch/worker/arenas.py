@@ -1,0 +1,81 @@
+"""The places where KV blocks lie, and the moves between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+import torch
+
+from conch.api import Arena, Move
+
+
+class BlockStore(Protocol):
+    """One arena: slots of a block each, whose parts are the layers."""
+
+    def read(self, slots: Sequence[int]) -> Iterator[torch.Tensor]:
+        """For each layer the content of the slots, ``[2, len(slots), ...]``."""
+
+    def write(self, slots: Sequence[int], layers: Iterator[torch.Tensor]) -> None:
+        """Fill different slots with what `read` of a store returned."""
+
+
+class TensorStore:
+    """An arena in memory: for each layer a tensor ``[2, N, ...]``."""
+
+    def __init__(self, pools: Sequence[torch.Tensor]) -> None:
+        self._pools = pools
+
+    def read(self, slots: Sequence[int]) -> Iterator[torch.Tensor]:
+        """Gather layer by layer, each when it is asked for."""
+        index = self._index(slots)
+        return (pool.index_select(1, index) for pool in self._pools)
+
+    def write(self, slots: Sequence[int], layers: Iterator[torch.Tensor]) -> None:
+        """Scatter layer by layer."""
+        index = self._index(slots)
+        for pool, blocks in zip(self._pools, layers, strict=True):
+            pool.index_copy_(1, index, blocks.to(pool.device))
+
+    def _index(self, slots: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(slots, device=self._pools[0].device)
+
+
+class Arenas:
+    """Carries out the moves of a plan, as many at once as their order allows.
+
+    Parameters
+    ----------
+    stores
+        The arenas that there are.
+    """
+
+    def __init__(self, stores: Mapping[Arena, BlockStore]) -> None:
+        self._stores = stores
+
+    def carry_out(self, moves: Sequence[Move]) -> None:
+        """Make the moves, each as if those before it were done."""
+        for batch in batches(moves):
+            source, target = self._stores[batch[0].source_arena], self._stores[batch[0].target_arena]
+            blocks = source.read([move.source for move in batch])
+            target.write([move.target for move in batch], blocks)
+
+
+def batches(moves: Sequence[Move]) -> Iterator[list[Move]]:
+    """Cut moves where order matters: between kinds, and before a slot that the batch has written already."""
+    batch: list[Move] = []
+    written: set[int] = set()
+    for move in moves:
+        is_within = move.source_arena is move.target_arena
+        if batch and (
+            move.source_arena is not batch[0].source_arena
+            or move.target_arena is not batch[0].target_arena
+            or move.target in written
+            or (is_within and move.source in written)
+        ):
+            yield batch
+            batch, written = [], set()
+        batch.append(move)
+        written.add(move.target)
+    if batch:
+        yield batch
