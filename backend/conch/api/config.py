@@ -63,6 +63,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Requests that may wait; one more is refused as unavailable.
     queue_timeout_s
         Seconds that a request may wait for its first step; None is for ever.
+    ttft_target_s, tpot_target_s
+        For the scheduler ``slo``: seconds within which the first token, and each further one, of requests that
+        state no targets of their own are wanted; None for no target.
     stream_interval
         Tokens that each response of a stream holds, but for the first, which comes at once, and the last.
     num_threads
@@ -94,6 +97,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     gpu_memory_utilization: float = 0.9
     max_queue_size: int = 1024
     queue_timeout_s: float | None = None
+    ttft_target_s: float | None = None
+    tpot_target_s: float | None = None
     stream_interval: int = 1
     num_threads: int | None = None
     seed: int | None = None
@@ -136,6 +141,8 @@ _POSITIVE = (
     "num_gpu_blocks_override",
     "kv_cache_memory_bytes",
     "queue_timeout_s",
+    "ttft_target_s",
+    "tpot_target_s",
     "stream_interval",
     "num_threads",
 )

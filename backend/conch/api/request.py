@@ -35,6 +35,12 @@ class Request:
         Lower is sooner, as in Triton; equal for all that do not say.
     cache_salt
         Requests of different salts never share cached KV.
+    tenant
+        On whose account it is; the client's `cache_salt` where it names none.
+    ttft_target_s
+        Seconds from its arrival within which its first token is wanted; None for no wish.
+    tpot_target_s
+        Seconds within which each further token is wanted; None for no wish.
     arrival_s
         Monotonic seconds of its arrival.
     deadline_s
@@ -61,6 +67,9 @@ class Request:
     limit: int
     priority: int = 0
     cache_salt: str = ""
+    tenant: str = ""
+    ttft_target_s: float | None = None
+    tpot_target_s: float | None = None
     arrival_s: float = 0.0
     deadline_s: float = math.inf
     queue_deadline_s: float = math.inf

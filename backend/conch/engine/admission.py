@@ -34,6 +34,8 @@ class Limits:
         Token ids are in ``[0, vocab_size)``.
     eos_token_ids
         Ids that end an answer.
+    ttft_target_s, tpot_target_s
+        Targets of requests that state none; None for no target.
     """
 
     max_model_len: int
@@ -43,6 +45,8 @@ class Limits:
     queue_timeout_s: float | None
     vocab_size: int
     eos_token_ids: frozenset[int]
+    ttft_target_s: float | None = None
+    tpot_target_s: float | None = None
 
     @property
     def max_tokens(self) -> int:
@@ -98,6 +102,9 @@ class Admission:
             limit=min(num_prompt + params.max_tokens, self._limits.max_tokens),
             priority=message.priority,
             cache_salt=message.cache_salt,
+            tenant=message.cache_salt if message.tenant is None else message.tenant,
+            ttft_target_s=_or_default(message.ttft_target_s, self._limits.ttft_target_s),
+            tpot_target_s=_or_default(message.tpot_target_s, self._limits.tpot_target_s),
             arrival_s=now,
             deadline_s=now + (math.inf if message.timeout_s is None else message.timeout_s),
             queue_deadline_s=now
@@ -120,6 +127,9 @@ class Admission:
             limit=parent.limit,
             priority=parent.priority,
             cache_salt=parent.cache_salt,
+            tenant=parent.tenant,
+            ttft_target_s=parent.ttft_target_s,
+            tpot_target_s=parent.tpot_target_s,
             arrival_s=parent.arrival_s,
             deadline_s=parent.deadline_s,
             first_scheduled_s=parent.first_scheduled_s,
@@ -158,3 +168,7 @@ class Admission:
             raise RequestError(
                 f"token id {outside} is outside the vocabulary [0, {limits.vocab_size})", field="prompt"
             )
+
+
+def _or_default(wanted: float | None, default: float | None) -> float | None:
+    return default if wanted is None else wanted

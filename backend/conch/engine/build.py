@@ -123,6 +123,8 @@ def _limits(context: BuildContext, parts: Parts) -> Limits:
         queue_timeout_s=config.queue_timeout_s,
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
+        ttft_target_s=config.ttft_target_s,
+        tpot_target_s=config.tpot_target_s,
     )
 
 

@@ -65,6 +65,7 @@ class LocalEngine:
         priority: int = 0,
         cache_salt: str = "",
         timeout_s: float | None = None,
+        tenant: str | None = None,
     ) -> int:
         """Queue a request; returns the id that its outputs carry."""
         self._next_id += 1
@@ -76,6 +77,7 @@ class LocalEngine:
                 priority=priority,
                 cache_salt=cache_salt,
                 timeout_s=timeout_s,
+                tenant=tenant,
             )
         )
         return self._next_id

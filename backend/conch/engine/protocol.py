@@ -38,6 +38,10 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add", kw_only=True):
         Requests of different salts never share cached KV.
     timeout_s
         Bound on its whole life, waiting and running; None for none.
+    tenant
+        On whose account it is; None is that of `cache_salt`.
+    ttft_target_s, tpot_target_s
+        Wishes for the first token and for each further one; None is the engine's own.
     """
 
     request_id: int
@@ -46,6 +50,9 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add", kw_only=True):
     priority: int = 0
     cache_salt: str = ""
     timeout_s: float | None = None
+    tenant: str | None = None
+    ttft_target_s: float | None = None
+    tpot_target_s: float | None = None
 
 
 class CancelRequest(msgspec.Struct, frozen=True, tag="cancel"):

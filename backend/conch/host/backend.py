@@ -162,6 +162,9 @@ class Backend:
             priority=inputs.priority,
             cache_salt=inputs.cache_salt,
             timeout_s=inputs.timeout_s,
+            tenant=inputs.tenant,
+            ttft_target_s=inputs.ttft_target_s,
+            tpot_target_s=inputs.tpot_target_s,
         )
         session = live.session
         if session is None:

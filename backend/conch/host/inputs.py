@@ -19,7 +19,7 @@ from conch.host.sampling_input import parse_sampling
 PRIORITY_LIMIT = 1 << 31
 MICROSECONDS = 1_000_000
 _SALT_BYTES = 1024
-_NOT_SAMPLING = ("id", "timeout", "priority")
+_NOT_SAMPLING = ("id", "timeout", "priority", "tenant", "ttft_target_s", "tpot_target_s")
 _INTERNAL_PREFIX = "triton_"
 
 
@@ -50,6 +50,10 @@ class Inputs:
         Whether the one response begins with the prompt.
     timeout_s
         Bound on its whole life; None for none.
+    tenant
+        On whose account it is; None where it does not say.
+    ttft_target_s, tpot_target_s
+        Wishes for the first token and for each further one; None where it does not say.
     """
 
     text: str | None
@@ -62,6 +66,9 @@ class Inputs:
     cache_salt: str
     priority: int
     timeout_s: float | None
+    tenant: str | None
+    ttft_target_s: float | None
+    tpot_target_s: float | None
 
     @property
     def engine_params(self) -> SamplingParams:
@@ -101,9 +108,12 @@ def read_inputs(request: InferenceRequest) -> Inputs:
         echo=_read_echo(tensors.flag("exclude_input_in_output"), stream, text is not None),
         wants=wants,
         params=_read_sampling(tensors.text("sampling_parameters"), parameters),
-        cache_salt=_read_salt(tensors.text("cache_salt")),
+        cache_salt=_bounded("cache_salt", tensors.text("cache_salt")) or "",
         priority=_read_priority(tensors.integers("priority"), parameters.get("priority")),
         timeout_s=_read_timeout(request.timeout(), parameters.get("timeout")),
+        tenant=_read_tenant(tensors.text("tenant"), parameters.get("tenant")),
+        ttft_target_s=_read_target("ttft_target_s", tensors, parameters),
+        tpot_target_s=_read_target("tpot_target_s", tensors, parameters),
     )
 
 
@@ -129,6 +139,10 @@ class _Tensors:
         if array is not None and not np.issubdtype(array.dtype, np.integer):
             raise RequestError(f"must hold integers, not {array.dtype}", field=name)
         return None if array is None else array.reshape(-1).copy()
+
+    def number(self, name: str) -> float | None:
+        array = self._single(name, np.float32, "one 32-bit float")
+        return None if array is None else coercion.to_float(name, array.item())
 
     def _single(self, name: str, dtype: type[np.generic], wanted: str) -> npt.NDArray[Any] | None:
         array = self._array(name)
@@ -178,10 +192,10 @@ def _decode_messages(text: str) -> list[Any]:
     return messages
 
 
-def _read_salt(salt: str | None) -> str:
-    if salt is not None and len(salt.encode()) > _SALT_BYTES:
-        raise RequestError(f"must be at most {_SALT_BYTES} bytes", field="cache_salt")
-    return salt or ""
+def _bounded(field: str, text: str | None) -> str | None:
+    if text is not None and len(text.encode()) > _SALT_BYTES:
+        raise RequestError(f"must be at most {_SALT_BYTES} bytes", field=field)
+    return text
 
 
 def _read_priority(tensor: npt.NDArray[Any] | None, parameter: object) -> int:
@@ -197,6 +211,26 @@ def _read_priority(tensor: npt.NDArray[Any] | None, parameter: object) -> int:
     if not 0 <= priority < PRIORITY_LIMIT:
         raise RequestError(f"must be in [0, {PRIORITY_LIMIT - 1}], not {priority}", field="priority")
     return priority
+
+
+def _read_tenant(tensor: str | None, parameter: object) -> str | None:
+    if parameter is not None and not isinstance(parameter, str):
+        raise RequestError(f"must be a string, not {type(parameter).__name__}", field="tenant")
+    if tensor is not None and parameter is not None and tensor != parameter:
+        raise RequestError("is given twice, with different values", field="tenant")
+    return _bounded("tenant", parameter if tensor is None else tensor)
+
+
+def _read_target(field: str, tensors: _Tensors, parameters: Mapping[str, Any]) -> float | None:
+    said = {number} if (number := tensors.number(field)) is not None else set()
+    if (parameter := parameters.get(field)) is not None:
+        said.add(coercion.to_float(field, parameter))
+    if len(said) > 1:
+        raise RequestError("is given twice, with different values", field=field)
+    target = said.pop() if said else None
+    if target is not None and target <= 0:
+        raise RequestError(f"must be seconds, more than 0, not {target}", field=field)
+    return target
 
 
 def _read_timeout(timeout_us: int, parameter: object) -> float | None:

@@ -43,6 +43,9 @@ INPUTS = (
     TensorSpec("return_timings", "TYPE_BOOL", _ONE),
     TensorSpec("cache_salt", "TYPE_STRING", _ONE),
     TensorSpec("priority", "TYPE_INT32", _ONE),
+    TensorSpec("tenant", "TYPE_STRING", _ONE),
+    TensorSpec("ttft_target_s", "TYPE_FP32", _ONE),
+    TensorSpec("tpot_target_s", "TYPE_FP32", _ONE),
 )
 """All optional: a prompt comes as one of `text_input`, `input_ids` and `messages`."""
 
