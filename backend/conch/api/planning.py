@@ -9,7 +9,7 @@ import msgspec
 
 from conch.api.context import BuildContext
 from conch.api.request import Request, Requests
-from conch.api.seams import KVManager, PrefixCache
+from conch.api.seams import KVManager, Match, PrefixCache
 from conch.api.steps import Admission, Move, Row, StepPlan
 
 
@@ -128,12 +128,20 @@ class PlanBuilder:
         """
         if request.seats > self.seats_left or self.tokens_left <= 0:
             return False
-        blocks = self._cache.match(request)
-        start = len(blocks) * self._kv.block_size
-        self._kv.adopt(request.id, blocks)  # from here on the match cannot be evicted
+        match = self._cache.match(request)
+        if self._admit_behind(match, request, most):
+            return True
+        whole = match.whole_blocks(self._kv.block_size)  # takes a block less: the copy of the last one
+        return whole.num_tokens < match.num_tokens and self._admit_behind(whole, request, most)
+
+    def _admit_behind(self, match: Match, request: Request, most: int | None) -> bool:
+        """Admit a request behind what is cached of it."""
+        start = match.num_tokens
+        self._kv.adopt(request.id, match.blocks)  # from here on the match cannot be evicted
         owed = request.num_tokens - start
         count = min(owed, self.tokens_left, owed if most is None else most)
-        fits = self._blocks_short(request) <= self._kv.free_blocks - self._promised_blocks()
+        short = self._blocks_short(request) + (start % self._kv.block_size > 0)
+        fits = short <= self._kv.free_blocks - self._promised_blocks()
         if count < owed and not self._split_prompts:
             fits = False
         update = self._kv.grow(request.id, start, start + count) if fits else None

@@ -64,7 +64,7 @@ class KVManager(Protocol):
         """Blocks that can be allotted now, evictable ones included."""
 
     def adopt(self, request_id: int, blocks: Sequence[int]) -> None:
-        """Begin a table with shared `blocks`, as `PrefixCache.match` returned them (empty for none)."""
+        """Begin a table with shared `blocks`, those of a `Match` (empty for none)."""
 
     def grow(self, request_id: int, start: int, end: int) -> BlockUpdate | None:
         """Make room for tokens ``[start, end)`` and make their blocks safe to write.
@@ -88,6 +88,28 @@ class KVManager(Protocol):
         """Raise AssertionError when a block is leaked, lost, or free while referenced."""
 
 
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A cached prefix of a request.
+
+    Attributes
+    ----------
+    blocks
+        Where its KV lies, in order of position.
+    num_tokens
+        Leading tokens of the request that `blocks` hold. Where the last block agrees with the request in its
+        first tokens only, `num_tokens` ends inside it: whoever writes behind them gets a copy of that block.
+    """
+
+    blocks: tuple[int, ...] = ()
+    num_tokens: int = 0
+
+    def whole_blocks(self, block_size: int) -> Match:
+        """Return the match without a block that agrees in part only."""
+        full = self.num_tokens // block_size
+        return Match(self.blocks[:full], full * block_size)
+
+
 @runtime_checkable
 class PrefixCache(Protocol):
     """Remembers which full blocks hold the KV of which token prefix.
@@ -96,8 +118,8 @@ class PrefixCache(Protocol):
     never returns a block whose tokens differ from the request's, whatever its hash says.
     """
 
-    def match(self, request: Request) -> list[int]:
-        """Blocks that hold the longest cached prefix of the request.
+    def match(self, request: Request) -> Match:
+        """Find the longest cached prefix of the request, in whole blocks or, where a cache can, in tokens.
 
         Never covers the last token: its logits are needed, so at least one token is always computed.
         The blocks are not referenced until `KVManager.adopt`.

@@ -145,9 +145,9 @@ class _RandomLife:
     def _begin(self) -> None:
         tokens = [self.draw.randrange(2) for _ in range(self.draw.randint(1, 30))]
         request = self._new(tokens, 0)
-        blocks = self.cache.match(request)
-        self.manager.adopt(request.id, blocks)
-        request.num_computed = len(blocks) * self.manager.block_size
+        match = self.cache.match(request)
+        self.manager.adopt(request.id, match.blocks)
+        request.num_computed = match.num_tokens
 
     def _grow(self) -> None:
         request = self.draw.choice(list(self.live.values()))

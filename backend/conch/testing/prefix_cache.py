@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conch.api import BuildContext, PrefixCache, Request, SamplingParams
+from conch.api import BuildContext, Match, PrefixCache, Request, SamplingParams
 from conch.testing.context import make_context
 
 BLOCK = 4
@@ -34,10 +34,10 @@ class PrefixCacheContract:
         cache = self.build(make_context())
         assert isinstance(cache, PrefixCache)
         assert (cache.num_evictable, cache.evict(5)) == (0, [])
-        assert cache.match(request(1, list(range(20)))) == []
+        assert cache.match(request(1, list(range(20)))) == Match()
 
-    def test_matches_whole_blocks_from_the_start(self) -> None:
-        """What matches is a prefix of the blocks that were offered."""
+    def test_matches_from_the_start(self) -> None:
+        """What matches is a prefix of the blocks that were offered, and of the tokens."""
         cache = self.filled(list(range(12)), [7, 3, 5])
         for tokens in (
             list(range(30)),
@@ -47,21 +47,30 @@ class PrefixCacheContract:
         ):
             same = next((i for i, token in enumerate(tokens) if token != i or i == 12), len(tokens))
             matched = cache.match(request(2, tokens))
-            assert matched == [7, 3, 5][: len(matched)]
-            assert len(matched) <= same // BLOCK
+            assert list(matched.blocks) == [7, 3, 5][: len(matched.blocks)]
+            assert len(matched.blocks) == -(-matched.num_tokens // BLOCK) and matched.num_tokens <= same
             cache.forget(2)
+
+    def test_a_match_in_part_gives_way_to_whole_blocks(self) -> None:
+        """Without its last block, where that agrees in part only, a match is one of whole blocks."""
+        cache = self.filled(list(range(12)), [7, 3, 5])
+        matched = cache.match(request(2, [*range(6), 99, 99]))
+        whole = matched.whole_blocks(BLOCK)
+        assert whole.num_tokens == len(whole.blocks) * BLOCK == matched.num_tokens // BLOCK * BLOCK
+        assert list(whole.blocks) == list(matched.blocks)[: len(whole.blocks)]
 
     def test_leaves_a_token_to_compute(self) -> None:
         """A match never covers the last token."""
         cache = self.filled(list(range(16)), [1, 2, 3, 4])
         for length in range(1, 17):
-            assert len(cache.match(request(length + 1, list(range(length))))) * BLOCK < length
+            matched = cache.match(request(length + 1, list(range(length))))
+            assert matched.num_tokens < length and len(matched.blocks) == -(-matched.num_tokens // BLOCK)
 
     def test_different_salts_share_nothing(self) -> None:
         """Salts keep tenants apart."""
         cache = self.filled(list(range(12)), [1, 2, 3], salt="one")
         for number, salt in enumerate(("", "two", "one "), start=2):
-            assert cache.match(request(number, list(range(12)), salt)) == []
+            assert cache.match(request(number, list(range(12)), salt)) == Match()
 
     def test_insert_may_come_piece_by_piece(self) -> None:
         """Offered as they complete, blocks match as if offered at once; unfinished ones are not taken."""
@@ -71,7 +80,7 @@ class PrefixCacheContract:
             cache.insert(live, [1, 2, 3, 4], computed)
         reader = request(2, list(range(40)))
         assert cache.match(reader) == whole.match(reader)
-        assert 4 not in cache.match(reader)
+        assert 4 not in cache.match(reader).blocks
 
     def test_the_first_of_two_equal_blocks_stays(self) -> None:
         """A block is in the cache once, and the other one is not kept."""
@@ -79,7 +88,7 @@ class PrefixCacheContract:
         cache.insert(request(1, list(range(8))), [1, 2], 8)
         cache.insert(request(2, list(range(8))), [5, 6], 8)
         assert not cache.holds(5) and not cache.keep(5) and not cache.keep(6)
-        assert set(cache.match(request(3, list(range(9))))) <= {1, 2}
+        assert set(cache.match(request(3, list(range(9)))).blocks) <= {1, 2}
 
     def test_keeps_evicts_and_reuses(self) -> None:
         """What is kept is evictable, until it is reused or evicted."""
@@ -88,13 +97,13 @@ class PrefixCacheContract:
         kept = [block for block in (3, 2, 1) if cache.keep(block)]
         assert cache.num_evictable == len(kept)
         reused = cache.match(request(2, list(range(9))))
-        for block in reused:
+        for block in reused.blocks:
             cache.reuse(block)
-        assert cache.num_evictable == len(kept) - len(reused)
+        assert cache.num_evictable == len(kept) - len(reused.blocks)
         assert [cache.holds(block) for block in (1, 2, 3, 4)] == [block in kept for block in (1, 2, 3, 4)]
         evicted = cache.evict(10)
         assert not any(cache.holds(block) for block in evicted)
-        assert sorted(evicted) == sorted(set(kept) - set(reused))
+        assert sorted(evicted) == sorted(set(kept) - set(reused.blocks))
         assert cache.num_evictable == 0
         assert cache.match(request(3, list(range(13)))) == reused
 
@@ -104,7 +113,7 @@ class PrefixCacheContract:
         for number in range(2, 8):
             evicted = cache.evict(1)
             assert len(evicted) <= 1
-            assert not set(evicted) & set(cache.match(request(number, list(range(20)))))
+            assert not set(evicted) & set(cache.match(request(number, list(range(20)))).blocks)
         assert cache.num_evictable == 0
 
     def test_discards_what_cannot_be_trusted(self) -> None:
@@ -112,6 +121,6 @@ class PrefixCacheContract:
         cache = self.build(make_context())
         cache.insert(request(1, list(range(12))), [1, 2, 3], 12)
         cache.discard([1, 2, 3, 9])
-        assert cache.match(request(2, list(range(12)))) == []
+        assert cache.match(request(2, list(range(12)))) == Match()
         assert not any(cache.keep(block) for block in (1, 2, 3))
         assert cache.num_evictable == 0

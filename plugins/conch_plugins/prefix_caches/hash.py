@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from conch.api import Request
+from conch.api import Match, Request
 
 BlockHash = Callable[[bytes, tuple[int, ...]], bytes]
 """From the digest of the block before and the tokens of a block to the digest of the block."""
@@ -91,7 +91,7 @@ class HashPrefixCache:
         """Cached blocks without a user."""
         return len(self._evictable)
 
-    def match(self, request: Request) -> list[int]:
+    def match(self, request: Request) -> Match:
         """Find the longest cached prefix that leaves a token to compute."""
         chain = self._chain(request)
         full = (request.num_tokens - 1) // self._block_size
@@ -105,7 +105,7 @@ class HashPrefixCache:
             assert found.block is not None, "only roots have no block, and roots are not indexed"
             blocks.append(found.block)
             entry = found
-        return blocks
+        return Match(tuple(blocks), len(blocks) * self._block_size)
 
     def insert(self, request: Request, blocks: Sequence[int], num_computed: int) -> None:
         """Remember the full blocks among the computed tokens that were not offered yet.

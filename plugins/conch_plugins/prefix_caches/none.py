@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from conch.api import Request
+from conch.api import Match, Request
 
 
 class NoPrefixCache:
@@ -12,9 +12,9 @@ class NoPrefixCache:
 
     num_evictable = 0
 
-    def match(self, request: Request) -> list[int]:
+    def match(self, request: Request) -> Match:
         """Find nothing."""
-        return []
+        return Match()
 
     def insert(self, request: Request, blocks: Sequence[int], num_computed: int) -> None:
         """Remember nothing."""

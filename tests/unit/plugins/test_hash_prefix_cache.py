@@ -21,7 +21,7 @@ def offer(cache, request_id, tokens, blocks, size=2):
 
 def match(cache, tokens, request_id=99):
     try:
-        return cache.match(request(request_id, [*tokens, 0]))
+        return list(cache.match(request(request_id, [*tokens, 0])).blocks)
     finally:
         cache.forget(request_id)
 

@@ -67,12 +67,13 @@ class PagedMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def admit(self, data):
         request = data.draw(st.sampled_from(self.waiting))
-        blocks = self.cache.match(request)
-        assert len(blocks) * self.size < request.num_tokens
-        self.manager.adopt(request.id, blocks)
+        match = self.cache.match(request)
+        assert match.num_tokens < request.num_tokens
+        assert len(match.blocks) == -(-match.num_tokens // self.size)
+        self.manager.adopt(request.id, match.blocks)
         self.waiting.remove(request)
         self.running.append(request)
-        request.num_computed = len(blocks) * self.size
+        request.num_computed = match.num_tokens
         self.grow_row(request, data.draw(st.integers(1, request.owed)))
 
     @precondition(lambda self: self.running)
