@@ -32,6 +32,7 @@ from conch.api.seams import (
     Worker,
 )
 from conch.api.steps import (
+    NO_BLOCK,
     Admission,
     Arena,
     Failure,
@@ -48,6 +49,7 @@ from conch.api.steps import (
 
 __all__ = [
     "API_VERSION",
+    "NO_BLOCK",
     "Admission",
     "Arena",
     "AttentionKernel",

@@ -60,15 +60,21 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     blocks: tuple[int, ...]
 
 
+NO_BLOCK = -1
+"""In a block table: a block that has fallen behind the window of every layer and was given up."""
+
+
 class Arena(IntEnum):
     """Where KV blocks lie, in one layout everywhere: each has slots, and each slot holds a block."""
 
     DEVICE = 0
     """The KV pool that attention reads."""
     HOST = 1
-    """A second pool, in the memory of the host, where requests that were preempted leave their KV."""
+    """Memory of the host that holds cached blocks."""
     DISK = 2
-    """A bounded file on the local disk."""
+    """A bounded file on the local disk that holds cached blocks."""
+    SWAP = 3
+    """Memory of the host where requests that were preempted leave their KV: see `conch.api.parking`."""
 
 
 class Move(msgspec.Struct, frozen=True, array_like=True):
@@ -93,6 +99,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
         For each admitted id, tokens that the prefix cache already holds.
     preempted, finished
         Requests that the workers forget before the step; ids that they do not know are ignored.
+    kept
+        For each preempted id whose KV is parked, the tokens that it keeps; all others begin again.
     moves
         Blocks copied before the step, one after the other: a later one sees what an earlier one wrote.
     """
@@ -101,6 +109,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     admitted: tuple[Admission, ...] = ()
     cached: dict[int, int] = {}
     preempted: tuple[int, ...] = ()
+    kept: dict[int, int] = {}
     finished: tuple[int, ...] = ()
     moves: tuple[Move, ...] = ()
 
