@@ -46,23 +46,23 @@ def test_a_bad_target_names_its_field(key, value):
 
 @pytest.mark.parametrize("value", [0.0, -2.0, np.inf, np.nan])
 def test_a_bad_target_tensor_names_its_field(value):
-    with pytest.raises(RequestError, match="^ttft_target_s: "):
+    with pytest.raises(RequestError, match=r"^ttft_target_s: "):
         read(ttft_target_s=seconds(value))
 
 
 def test_a_target_tensor_of_another_type_names_its_field():
-    with pytest.raises(RequestError, match="^tpot_target_s: must be one 32-bit float"):
+    with pytest.raises(RequestError, match=r"^tpot_target_s: must be one 32-bit float"):
         read(tpot_target_s=np.array([1, 2], dtype=np.float32))
 
 
 @pytest.mark.parametrize("value", [5, ["red"], {"name": "red"}, True])
 def test_a_tenant_that_is_no_string_is_refused(value):
-    with pytest.raises(RequestError, match="^tenant: must be a string"):
+    with pytest.raises(RequestError, match=r"^tenant: must be a string"):
         read({"tenant": value})
 
 
 def test_a_tenant_has_a_bounded_name():
-    with pytest.raises(RequestError, match="^tenant: must be at most"):
+    with pytest.raises(RequestError, match=r"^tenant: must be at most"):
         read(tenant="x" * 2000)
 
 

@@ -29,6 +29,7 @@ from conch.api.seams import (
     ReplicaLoad,
     Router,
     Scheduler,
+    StepObserver,
     Worker,
 )
 from conch.api.steps import (
@@ -86,6 +87,7 @@ __all__ = [
     "SamplingParams",
     "Scheduler",
     "StepBatch",
+    "StepObserver",
     "StepPlan",
     "StepResult",
     "TokenLogprobs",

@@ -112,3 +112,11 @@ class Requests(Protocol):
     @property
     def finished(self) -> Sequence[int]:
         """Ids that ended since the last plan: the workers may forget them."""
+
+    @property
+    def arrived(self) -> Iterable[Request]:
+        """Requests that came to wait since the last plan: with `departed`, all that an index needs."""
+
+    @property
+    def departed(self) -> Sequence[int]:
+        """Ids that ended while they waited since the last plan, of those that arrived since then, too."""

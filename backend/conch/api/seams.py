@@ -30,6 +30,17 @@ class Scheduler(Protocol):
         """
 
 
+@runtime_checkable
+class StepObserver(Protocol):
+    """What a scheduler may do besides: hear what became of its plans."""
+
+    def observe(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
+        """Take note of a step that has been computed, before its tokens are committed.
+
+        `seconds` is what the step has added to the time of every request in it: planning and computing.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class BlockUpdate:
     """How a block table changed: entries from `start` on are now `blocks`.

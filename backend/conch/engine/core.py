@@ -19,6 +19,7 @@ from conch.engine.counters import Counters
 from conch.engine.deadlines import Deadlines
 from conch.engine.ending import cut
 from conch.engine.in_flight import InFlight
+from conch.engine.observing import observer_of
 from conch.engine.protocol import AddRequest, CancelRequest, EngineStats
 from conch.engine.request_table import RequestTable
 
@@ -48,6 +49,7 @@ class Engine:
 
     def __init__(self, parts: Parts, limits: Limits, seed: int | None = None) -> None:
         self._scheduler = parts.scheduler
+        self._observer = observer_of(parts.scheduler)
         self._kv = parts.kv_manager
         self._block_size = parts.kv_manager.block_size
         self._cache = parts.prefix_cache
@@ -65,13 +67,16 @@ class Engine:
 
     def step(self) -> list[RequestOutput]:
         """Plan and submit while there is room, then commit the oldest step; returns all news."""
-        self._expire(time.monotonic())
+        now = time.monotonic()
+        self._expire(now)
         while self._in_flight.has_room and (plan := self._scheduler.plan(self._requests)):
             self._apply(plan)
-            self._in_flight.add(plan, self._parallelism.submit(plan))
+            self._in_flight.add(plan, self._parallelism.submit(plan), now)
         if not self._in_flight.is_empty:
             plan, ticket = self._in_flight.pop_oldest()
-            self._commit(plan, self._parallelism.collect(ticket))
+            result = self._parallelism.collect(ticket)
+            self._observer.observe(plan, result, self._in_flight.lap())
+            self._commit(plan, result)
         return self._take_news()
 
     @property

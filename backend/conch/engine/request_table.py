@@ -23,6 +23,8 @@ class RequestTable:
         self._running: dict[int, Request] = {}
         self._running_order: tuple[Request, ...] | None = ()
         self._finished: list[int] = []
+        self._arrived: dict[int, Request] = {}
+        self._departed: list[int] = []
 
     @property
     def waiting(self) -> Iterable[Request]:
@@ -40,6 +42,16 @@ class RequestTable:
     def finished(self) -> Sequence[int]:
         """Ids that ended since the last plan."""
         return self._finished
+
+    @property
+    def arrived(self) -> Iterable[Request]:
+        """Requests that came to wait since the last plan."""
+        return self._arrived.values()
+
+    @property
+    def departed(self) -> Sequence[int]:
+        """Ids that ended while they waited since the last plan."""
+        return self._departed
 
     @property
     def num_waiting(self) -> int:
@@ -71,6 +83,7 @@ class RequestTable:
     def queue(self, request: Request) -> None:
         """Add a new request at the end of the queue."""
         self._queued[request.id] = request
+        self._arrived[request.id] = request
 
     def start_fork(self, request: Request) -> None:
         """Add a choice that was forked off a running request and holds KV already."""
@@ -82,15 +95,20 @@ class RequestTable:
         if self._running.pop(request.id, None) is not None:
             self._running_order = None
             self._finished.append(request.id)
+        else:
+            self._departed.append(request.id)
+        self._arrived.pop(request.id, None)
         self._queued.pop(request.id, None)
         self._preempted.pop(request.id, None)
 
     def apply(self, plan: StepPlan) -> None:
         """Make a plan true: preemptions, admissions, and the tokens that are being computed."""
         self._finished.clear()
+        self._arrived.clear()
+        self._departed.clear()
         for request_id in plan.preempted:  # each to the head of the queue: the last victim goes first
             request = self._running.pop(request_id)
-            request.num_computed = 0
+            request.num_computed = plan.kept.get(request_id, 0)
             request.drafts = ()
             request.is_known = False
             request.num_preemptions += 1
@@ -111,4 +129,5 @@ class RequestTable:
             request.first_scheduled_s = time.monotonic()
             request.num_cached = cached
         request.is_known = True
+        request.num_at_admission = request.num_tokens
         self._running[request_id] = request

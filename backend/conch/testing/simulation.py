@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from conch.api import BuildContext, Request, Row, SamplingParams, Scheduler, StepPlan
+from conch.api import (
+    BuildContext,
+    Request,
+    Row,
+    RowResult,
+    SamplingParams,
+    Scheduler,
+    StepObserver,
+    StepPlan,
+    StepResult,
+)
 from conch.testing.context import VOCAB_SIZE
 from conch.testing.plan_checks import check_plan, snapshot
 from conch.testing.shadow import ShadowPool, history
@@ -34,6 +45,10 @@ class Simulation:
         Holds the KV manager and the prefix cache in force.
     num_drafts
         Guesses proposed after each step, some of them wrong.
+    step_seconds
+        How long a step takes.
+    now_s
+        The time, from 0; requests arrive at this time.
     admissions
         Ids in the order of their first admission.
     plans
@@ -45,12 +60,16 @@ class Simulation:
     scheduler: Scheduler
     context: BuildContext
     num_drafts: int = 0
+    step_seconds: Callable[[StepPlan], float] = lambda plan: 1.0
+    now_s: float = 0.0
+    departed: list[int] = field(default_factory=list)
     finished: list[int] = field(default_factory=list)
     admissions: list[int] = field(default_factory=list)
     plans: list[StepPlan] = field(default_factory=list)
     ended: list[Request] = field(default_factory=list)
     _waiting: dict[int, Request] = field(default_factory=dict)
     _running: dict[int, Request] = field(default_factory=dict)
+    _arrived: dict[int, Request] = field(default_factory=dict)
     _tables: dict[int, list[int]] = field(default_factory=dict)
     _last_id: int = 0
 
@@ -68,8 +87,20 @@ class Simulation:
         """Requests that hold KV, in order of admission."""
         return tuple(self._running.values())
 
-    def add(self, prompt: Sequence[int], max_tokens: int, choices: int = 1, salt: str = "") -> Request:
-        """Queue a request; the seeds of its choices are their indices."""
+    @property
+    def arrived(self) -> Iterable[Request]:
+        """Requests that came to wait since the last plan."""
+        return self._arrived.values()
+
+    def add(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        choices: int = 1,
+        salt: str = "",
+        **attributes: Any,  # noqa: ANN401 - each has its own type
+    ) -> Request:
+        """Queue a request; the seeds of its choices are their indices, `attributes` those of `Request`."""
         request = Request(
             id=self._new_id(),
             token_ids=list(prompt),
@@ -78,15 +109,20 @@ class Simulation:
             seed=0,
             limit=len(prompt) + max_tokens,
             cache_salt=salt,
+            arrival_s=self.now_s,
             pending_forks=tuple(range(1, choices)),
+            **attributes,
         )
-        self._waiting[request.id] = request
+        self._waiting[request.id] = self._arrived[request.id] = request
         return request
 
     def cancel(self, request: Request) -> None:
         """End a request early."""
         if self._running.pop(request.id, None) is not None:
             self.finished.append(request.id)
+        else:
+            self.departed.append(request.id)
+        self._arrived.pop(request.id, None)
         self._waiting.pop(request.id, None)
         self._tables.pop(request.id, None)
         self.context.kv_manager.release(request.id)
@@ -104,8 +140,13 @@ class Simulation:
         self.plans.append(plan)
         self._apply(plan)
         self._compute(plan)
-        for row in plan.rows:
-            self._commit(self._running[row.request_id], row)
+        result = StepResult(tuple(self._result(row) for row in plan.rows))
+        seconds = self.step_seconds(plan)
+        self.now_s += seconds
+        if isinstance(self.scheduler, StepObserver):
+            self.scheduler.observe(plan, result, seconds)
+        for row, brought in zip(plan.rows, result.rows, strict=True):
+            self._commit(self._running[row.request_id], row, brought.token_ids)
         return plan
 
     def run(self, max_steps: int = 5000) -> None:
@@ -123,6 +164,8 @@ class Simulation:
 
     def _apply(self, plan: StepPlan) -> None:
         self.finished.clear()
+        self.departed.clear()
+        self._arrived.clear()
         for request_id in plan.preempted:
             request = self._running.pop(request_id)
             request.num_computed, request.drafts, request.is_known = 0, (), False
@@ -156,9 +199,12 @@ class Simulation:
         for row in plan.rows:
             self.pool.check(self._tables[row.request_id], values[row.request_id], row.start + row.count)
 
-    def _commit(self, request: Request, row: Row) -> None:
+    def _result(self, row: Row) -> RowResult:
+        request = self._running[row.request_id]
+        return RowResult(request.id, tuple(self._sample(request, row.drafts)) if row.samples else ())
+
+    def _commit(self, request: Request, row: Row, brought: tuple[int, ...]) -> None:
         if row.samples:
-            brought = self._sample(request, row.drafts)
             request.num_computed -= len(row.drafts) + 1 - len(brought)
             request.token_ids += brought
         table = self.context.kv_manager.blocks(request.id)
@@ -193,6 +239,11 @@ class Simulation:
             seed=choice,
             limit=parent.limit,
             cache_salt=parent.cache_salt,
+            priority=parent.priority,
+            tenant=parent.tenant,
+            ttft_target_s=parent.ttft_target_s,
+            tpot_target_s=parent.tpot_target_s,
+            arrival_s=parent.arrival_s,
             num_computed=parent.num_prompt - 1,
             first_scheduled_s=parent.first_scheduled_s,
         )
