@@ -3,6 +3,7 @@
 from conch.api.batch import AttentionLayer, StepBatch
 from conch.api.config import EngineConfig
 from conch.api.context import BuildContext
+from conch.api.drafting import DraftContext, DraftModel, Span
 from conch.api.errors import (
     CheckpointError,
     ConchError,
@@ -19,7 +20,6 @@ from conch.api.sampling import SamplingParams
 from conch.api.seams import (
     AttentionKernel,
     BlockUpdate,
-    DraftContext,
     Drafter,
     KVConnector,
     KVManager,
@@ -32,6 +32,7 @@ from conch.api.seams import (
     StepObserver,
     Worker,
 )
+from conch.api.speculative import SpeculativeConfig
 from conch.api.steps import (
     NO_BLOCK,
     Admission,
@@ -62,6 +63,7 @@ __all__ = [
     "ConchError",
     "ConfigError",
     "DraftContext",
+    "DraftModel",
     "Drafter",
     "EngineConfig",
     "ErrorCode",
@@ -86,6 +88,8 @@ __all__ = [
     "RowResult",
     "SamplingParams",
     "Scheduler",
+    "Span",
+    "SpeculativeConfig",
     "StepBatch",
     "StepObserver",
     "StepPlan",

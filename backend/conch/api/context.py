@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from conch.api.config import EngineConfig
+from conch.api.drafting import DraftModel
 from conch.api.errors import PluginError
 from conch.api.model_spec import ModelSpec
 from conch.api.seams import KVManager, PrefixCache, Worker
@@ -33,6 +34,7 @@ class BuildContext:
     config: EngineConfig
     model: ModelSpec
     _worker_factory: Callable[[], Worker] | None = None
+    _draft_model_factory: Callable[[], DraftModel] | None = None
     _num_blocks: int | None = None
     _prefix_cache: PrefixCache | None = None
     _kv_manager: KVManager | None = None
@@ -41,6 +43,11 @@ class BuildContext:
     def worker_factory(self) -> Callable[[], Worker]:
         """Builds the worker of this process; for parallelism plugins."""
         return _built(self._worker_factory, "worker_factory")
+
+    @property
+    def draft_model_factory(self) -> Callable[[], DraftModel]:
+        """Loads `speculative_config.model` beside the target, once; for drafters."""
+        return _built(self._draft_model_factory, "draft_model_factory")
 
     @property
     def num_blocks(self) -> int:
@@ -60,6 +67,10 @@ class BuildContext:
     def with_worker_factory(self, factory: Callable[[], Worker]) -> BuildContext:
         """Return a copy that can build workers."""
         return dataclasses.replace(self, _worker_factory=factory)
+
+    def with_draft_model_factory(self, factory: Callable[[], DraftModel]) -> BuildContext:
+        """Return a copy that can load a draft model."""
+        return dataclasses.replace(self, _draft_model_factory=factory)
 
     def with_num_blocks(self, num_blocks: int) -> BuildContext:
         """Return a copy that knows the size of the KV pool."""

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 class Span:
     """Tokens ``[start, end)`` of a request, whose KV the target has computed in this step.
 
-    Rejected drafts are left out. `is_last` says whether the request has no tokens after `end` but the one
-    that was sampled there: whether it is among the rows that may draft.
+    Rejected drafts are left out. `began` is where the request's first step began: the KV before it was there
+    already (from the prefix cache, say), and so was a second model's as far as that had computed it.
     """
 
     request_id: int
     start: int
     end: int
-    is_last: bool
+    began: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,8 @@ class DraftContext:
     room
         For each, how many drafts are of use at most: before its limit, and as many as are worth it.
     spans
-        What the step has computed: for each of `request_ids`, and for prompts that are not done yet.
+        What the step has computed, for each request that may draft now or later: also for prompts that are
+        not done yet, and not for requests that have drafting switched off.
     """
 
     request_ids: Sequence[int]

@@ -68,7 +68,7 @@ def conch_attention_kernels() -> Mapping[str, Callable[[BuildContext], Attention
 
 @hookspec
 def conch_drafters() -> Mapping[str, Callable[[BuildContext], Drafter]]:
-    """Drafters, chosen by the key `drafter`. Built in the worker that samples."""
+    """Drafters, chosen by `method` of the key `speculative_config`. Built in the worker that samples."""
     raise NotImplementedError
 
 

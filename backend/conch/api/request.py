@@ -51,6 +51,8 @@ class Request:
         Leading tokens whose KV is in place once the steps in flight are done.
     num_cached
         Prompt tokens that the prefix cache gave at its first admission.
+    num_drafted, num_accepted
+        Guesses that were verified, and those of them that were right.
     drafts
         Guesses at the tokens after `token_ids`, to be verified by its next row.
     pending_forks
@@ -78,6 +80,8 @@ class Request:
     num_computed: int = 0
     num_cached: int = 0
     num_preemptions: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
     drafts: tuple[int, ...] = ()
     pending_forks: tuple[int, ...] = ()
     is_known: bool = False

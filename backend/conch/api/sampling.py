@@ -50,6 +50,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         They are those of the model itself, before temperature, penalties and filters.
     logit_bias
         Token id to a value in [-100, 100] added to its logit; -100 bans it, 100 forces it.
+    num_speculative_tokens
+        Most tokens drafted ahead in one step, where the engine drafts and allows as many; 0 is none, None as
+        many as the engine allows.
     """
 
     n: int = 1
@@ -70,6 +73,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
     logit_bias: dict[int, float] = {}
     skip_special_tokens: bool = True
+    num_speculative_tokens: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse values out of range, naming the key and the limit."""
@@ -125,4 +129,5 @@ _CLOSED_RANGES: tuple[tuple[str, float, float], ...] = (
     ("min_tokens", 0, math.inf),
     ("max_tokens", 1, math.inf),
     ("logprobs", 0, MAX_LOGPROBS),
+    ("num_speculative_tokens", 0, math.inf),
 )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from conch.api.batch import AttentionLayer, StepBatch
+from conch.api.drafting import DraftContext
 from conch.api.model_spec import AttentionSpec
 from conch.api.request import Request, Requests
 from conch.api.steps import Move, StepPlan, StepResult
@@ -209,31 +210,20 @@ class AttentionKernel(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class DraftContext:
-    """What a drafter may look at after a step: for each row, the tokens so far.
-
-    Attributes
-    ----------
-    request_ids
-        Rows that sampled in this step.
-    token_ids
-        For each, all its tokens, the new ones included.
-    room
-        For each, how many drafts could still be of use before its limit.
-    """
-
-    request_ids: Sequence[int]
-    token_ids: Sequence[Sequence[int]]
-    room: Sequence[int]
-
-
 @runtime_checkable
 class Drafter(Protocol):
-    """Guesses the tokens that come next."""
+    """Guesses the tokens that come next.
+
+    A guess may be drawn at random by `conch.api.DraftModel.draw` only: the tokens of a seeded request, and
+    how often drafts are accepted, depend on the distribution that it was drawn from.
+    """
 
     def propose(self, context: DraftContext) -> list[tuple[int, ...]]:
-        """Guess for each row of `context`, in its order, at most ``room`` tokens; empty is fine."""
+        """Guess for each row of `context`, in its order, at most ``room`` tokens; empty is fine.
+
+        A drafter may stop before a token, for whatever reason, but not because of the token: what it has
+        drawn it must not take back.
+        """
 
     def forget(self, request_ids: Sequence[int]) -> None:
         """Drop state kept for requests that ended."""

@@ -158,9 +158,13 @@ class RowResult(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepResult(msgspec.Struct, frozen=True, array_like=True):
-    """What one step brought, a result for each row of the plan in its order."""
+    """What one step brought, a result for each row of the plan in its order.
+
+    `drafting_s` is what drafting for the next step has taken.
+    """
 
     rows: tuple[RowResult, ...]
+    drafting_s: float = 0.0
 
 
 class FinishReason(str, Enum):
@@ -182,6 +186,8 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
         From arrival to the first token, None where there was none.
     total_s
         From arrival to the end.
+    num_draft_tokens, num_accepted_tokens
+        Drafted tokens that were verified, and those of them that were right.
     """
 
     num_prompt: int
@@ -191,6 +197,8 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     queue_s: float
     ttft_s: float | None
     total_s: float
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 class RequestOutput(msgspec.Struct, frozen=True, array_like=True):

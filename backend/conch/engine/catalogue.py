@@ -26,7 +26,7 @@ HOOKS: Mapping[str, str] = {
     "router": "conch_routers",
     "kv_connector": "conch_kv_connectors",
 }
-"""Seam (the configuration key that chooses) to hook."""
+"""Seam (the configuration key that chooses; for drafters, `speculative_config.method`) to hook."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,6 +99,7 @@ class Engine:
         self._counters.count_plan(plan, fresh)
 
     def _commit(self, plan: StepPlan, result: StepResult) -> None:
+        self._counters.drafting_s += result.drafting_s
         for row, brought in zip(plan.rows, result.rows, strict=True):
             request = self._requests.get(row.request_id)
             if request is not None:  # it may have been cancelled while it was computed
@@ -134,6 +135,8 @@ class Engine:
         """Fork pending choices, put the new tokens into the news, and end the request if this is its end."""
         if request.first_token_s is None:
             request.first_token_s = time.monotonic()
+        request.num_drafted += len(row.drafts)
+        request.num_accepted += len(brought.token_ids) - 1
         self._counters.count_row(row, brought, len(token_ids))
         for choice in request.pending_forks:
             self._fork(request, choice)
@@ -260,4 +263,6 @@ class Engine:
             queue_s=(request.first_scheduled_s or now) - arrival,
             ttft_s=None if request.first_token_s is None else request.first_token_s - arrival,
             total_s=now - arrival,
+            num_draft_tokens=request.num_drafted,
+            num_accepted_tokens=request.num_accepted,
         )

@@ -19,8 +19,11 @@ class Counters:
     preemptions: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    drafts: int = 0
     drafts_proposed: int = 0
     drafts_accepted: int = 0
+    accepted_by_position: tuple[int, ...] = ()
+    drafting_s: float = 0.0
 
     def count_plan(self, plan: StepPlan, first_admissions: list[Request]) -> None:
         """Count a plan that was submitted; `first_admissions` are requests that run for the first time."""
@@ -35,5 +38,15 @@ class Counters:
     def count_row(self, row: Row, brought: RowResult, kept: int) -> None:
         """Count a row that was committed, of whose new tokens `kept` were."""
         self.generation_tokens += kept
-        self.drafts_proposed += len(row.drafts)
-        self.drafts_accepted += max(0, len(brought.token_ids) - 1)
+        if row.drafts:
+            self._count_drafts(len(row.drafts), len(brought.token_ids) - 1)
+
+    def _count_drafts(self, proposed: int, accepted: int) -> None:
+        self.drafts += 1
+        self.drafts_proposed += proposed
+        self.drafts_accepted += accepted
+        before = self.accepted_by_position
+        padded = before + (0,) * (accepted - len(before))
+        self.accepted_by_position = tuple(
+            count + (position < accepted) for position, count in enumerate(padded)
+        )

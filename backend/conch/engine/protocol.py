@@ -121,6 +121,12 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
         Blocks that requests hold; evictable cached blocks are not in use.
     prefix_queries, prefix_hits
         Prompt tokens looked up, and found, in the prefix cache at first admission.
+    drafts, drafts_proposed, drafts_accepted
+        Rows that had drafts, the tokens in them, and those of them that were right.
+    accepted_by_position
+        Of the right ones, how many stood first in their draft, second, and so on.
+    drafting_s
+        Seconds that drafting has taken.
     """
 
     running: int = 0
@@ -135,8 +141,11 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     preemptions: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    drafts: int = 0
     drafts_proposed: int = 0
     drafts_accepted: int = 0
+    accepted_by_position: tuple[int, ...] = ()
+    drafting_s: float = 0.0
 
 
 class StepNews(msgspec.Struct, frozen=True, tag="news"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from conch.api.speculative import MAX_SPECULATIVE_TOKENS
 from conch.engine.protocol import EngineStats
 
 PREFIX = "conch:"
@@ -27,6 +28,8 @@ KV_BLOCKS_USED = "kv_blocks_used"
 KV_BLOCKS_TOTAL = "kv_blocks_total"
 KV_TOKENS_USED = "kv_tokens_used"
 READY = "engine_ready"
+ACCEPTED_BY_POSITION = "spec_decode_num_accepted_tokens_per_pos_total"
+ACCEPTANCE_LENGTH = "spec_decode_mean_acceptance_length"
 
 _LATENCY_BUCKETS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
@@ -41,11 +44,15 @@ _COUNT_BUCKETS = tuple(float(1 << power) for power in range(18))
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """A sum that only grows, split by the values of at most one label."""
+    """A sum that only grows, split by the values of at most one label.
+
+    `at_zero` says whether all series are there from the start, or each from its first count on.
+    """
 
     description: str
     label: str | None = None
     values: tuple[str, ...] = ()
+    at_zero: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +79,16 @@ COUNTERS = {
     "num_preemptions_total": Counter("Times that a running request was sent back to wait."),
     "prefix_cache_queries_total": Counter("Prompt tokens looked up in the prefix cache."),
     "prefix_cache_hits_total": Counter("Prompt tokens found in the prefix cache."),
+    "spec_decode_num_drafts_total": Counter("Drafts that were verified."),
     "spec_decode_num_draft_tokens_total": Counter("Tokens that the drafter proposed."),
     "spec_decode_num_accepted_tokens_total": Counter("Proposed tokens that were accepted."),
+    ACCEPTED_BY_POSITION: Counter(
+        "Accepted tokens by their position in the draft.",
+        "position",
+        tuple(str(position) for position in range(MAX_SPECULATIVE_TOKENS)),
+        at_zero=False,
+    ),
+    "spec_decode_drafting_seconds_total": Counter("Seconds that drafting took."),
 }
 
 FROM_STATS = {
@@ -84,8 +99,10 @@ FROM_STATS = {
     "num_preemptions_total": "preemptions",
     "prefix_cache_queries_total": "prefix_queries",
     "prefix_cache_hits_total": "prefix_hits",
+    "spec_decode_num_drafts_total": "drafts",
     "spec_decode_num_draft_tokens_total": "drafts_proposed",
     "spec_decode_num_accepted_tokens_total": "drafts_accepted",
+    "spec_decode_drafting_seconds_total": "drafting_s",
 }
 """Counter to the field of `EngineStats` that it sums over the lives of all engine processes."""
 
@@ -97,6 +114,7 @@ GAUGES = {
     KV_BLOCKS_TOTAL: "KV blocks in the pool.",
     KV_TOKENS_USED: "Tokens whose KV is held.",
     READY: "Whether the engine serves.",
+    ACCEPTANCE_LENGTH: "Tokens that a verified draft has brought on average, with the one after it; 0 before any.",
 }
 
 HISTOGRAMS = {
@@ -118,4 +136,5 @@ def gauges_of(stats: EngineStats) -> dict[str, float]:
         KV_BLOCKS_USED: stats.kv_blocks_used,
         KV_BLOCKS_TOTAL: stats.kv_blocks_total,
         KV_TOKENS_USED: stats.kv_tokens_used,
+        ACCEPTANCE_LENGTH: 1 + stats.drafts_accepted / stats.drafts if stats.drafts else 0.0,
     }

@@ -6,8 +6,9 @@ import sys
 import threading
 import traceback
 from collections import Counter as Tally
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from conch.api.errors import ErrorCode
@@ -78,6 +79,10 @@ class Accounts:
                 grown = getattr(stats, key) - getattr(self._last, key)
                 if grown > 0:
                     self._batch.counts[name, None] += grown
+            for position, count in enumerate(stats.accepted_by_position):
+                grown = count - sum(self._last.accepted_by_position[position : position + 1])
+                if grown > 0:
+                    self._batch.counts[names.ACCEPTED_BY_POSITION, str(position)] += grown
             self._last = stats
             self._batch.gauges.update(names.gauges_of(stats))
         self._changed.set()
@@ -136,11 +141,12 @@ class NoMetricsPage:
 
 
 class TritonMetricsPage:
-    """Metric families on Triton's page. Series are made at once, so that they are there at zero."""
+    """Metric families on Triton's page. Series are made at once, to be there at zero, if not said otherwise."""
 
     def __init__(self, pb_utils: PbUtils, labels: Mapping[str, str]) -> None:
         kinds = pb_utils.MetricFamily
         self._families: list[Any] = []  # a family must outlive its metrics
+        self._makers: dict[Series, Callable[[], Any]] = {}
         self._counters: dict[Series, Any] = {}
         self._gauges: dict[str, Any] = {}
         self._histograms: dict[str, Any] = {}
@@ -154,7 +160,10 @@ class TritonMetricsPage:
             counters = family(name, counter.description, kinds.COUNTER)
             for value in counter.values or (None,):
                 extra = {counter.label: value} if counter.label and value else {}
-                self._counters[name, value] = counters.Metric(labels={**labels, **extra})
+                make = partial(counters.Metric, labels={**labels, **extra})
+                self._makers[name, value] = make
+                if counter.at_zero:
+                    self._counters[name, value] = make()
         for name, description in names.GAUGES.items():
             self._gauges[name] = family(name, description, kinds.GAUGE).Metric(labels=dict(labels))
         for name, histogram in names.HISTOGRAMS.items():
@@ -164,6 +173,8 @@ class TritonMetricsPage:
     def show(self, batch: Batch) -> None:
         """Apply changes."""
         for series, count in batch.counts.items():
+            if series not in self._counters:
+                self._counters[series] = self._makers[series]()
             self._counters[series].increment(count)
         for name, value in batch.gauges.items():
             self._gauges[name].set(value)

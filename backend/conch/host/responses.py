@@ -109,5 +109,7 @@ def _timings(choices: tuple[Choice, ...]) -> bytes:
             "total_s": max(usage.total_s for usage in usages),
             "num_cached_tokens": max(usage.num_cached for usage in usages),
             "num_preemptions": sum(usage.num_preemptions for usage in usages),
+            "num_draft_tokens": sum(usage.num_draft_tokens for usage in usages),
+            "num_accepted_tokens": sum(usage.num_accepted_tokens for usage in usages),
         }
     ).encode()

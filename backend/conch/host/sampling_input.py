@@ -44,6 +44,7 @@ _COERCE: dict[str, Callable[[str, Any], Any]] = {
     "logprobs": _to_logprobs,
     "logit_bias": coercion.to_bias,
     "skip_special_tokens": coercion.to_bool,
+    "num_speculative_tokens": _to_count,
 }
 assert set(_COERCE) == {field.name for field in msgspec.structs.fields(SamplingParams)}
 
