@@ -247,6 +247,9 @@ class Engine:
         self._parallelism.close()
 
     def _seats_left(self) -> int:
+        """Seats that let the queue be longer; not counted while it is short enough without them."""
+        if self._requests.num_waiting < self._limits.max_queue_size:
+            return 0
         return self._limits.max_num_seqs - sum(request.seats for request in self._requests.running)
 
     def _take_news(self) -> list[RequestOutput]:
