@@ -101,7 +101,12 @@ def _fcfs(context: BuildContext) -> Scheduler:
 def _paged(context: BuildContext) -> KVManager:
     from conch_plugins.kv_managers.paged import PagedKVManager
 
-    return PagedKVManager(context.num_blocks, context.config.block_size, context.prefix_cache)
+    return PagedKVManager(
+        context.num_blocks,
+        context.config.block_size,
+        context.prefix_cache,
+        context.model.attention.reach,
+    )
 
 
 def _hash(context: BuildContext) -> PrefixCache:

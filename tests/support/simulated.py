@@ -20,6 +20,7 @@ from conch.api import (
     StepPlan,
     StepResult,
 )
+from conch.api.parking import make_parking
 from conch.engine.admission import Limits
 from conch.engine.catalogue import Catalogue
 from conch.engine.core import Engine, Parts
@@ -56,14 +57,18 @@ class _Known:
 class SimulatedWorker:
     """Does what a worker does, on integers, and checks that it is never asked for the impossible."""
 
-    def __init__(self, num_blocks, block_size, drafter=lambda tokens, room: ()):
+    def __init__(self, num_blocks, block_size, drafter=lambda tokens, room: (), num_swap=0):
         self.num_blocks = num_blocks
         self._size = block_size
         self._pool = [[EMPTY] * block_size for _ in range(num_blocks)]
+        self._swap = [[EMPTY] * block_size for _ in range(num_swap)]
         self._known: dict[int, _Known] = {}
         self._drafter = drafter
         self.plans: list[StepPlan] = []
         self.closed = False
+
+    def num_slots(self, arena):
+        return len(self._swap) if arena is Arena.SWAP else 0
 
     def execute(self, plan):
         self.plans.append(plan)
@@ -73,8 +78,8 @@ class SimulatedWorker:
             assert admission.request_id not in self._known
             self._known[admission.request_id] = _Known(list(admission.token_ids), admission.seed)
         for move in plan.moves:
-            assert move.source_arena is move.target_arena is Arena.DEVICE
-            self._pool[move.target] = list(self._pool[move.source])
+            arenas = {Arena.DEVICE: self._pool, Arena.SWAP: self._swap}
+            arenas[move.target_arena][move.target] = list(arenas[move.source_arena][move.source])
         return StepResult(tuple(self._row(row) for row in plan.rows))
 
     def _row(self, row):
@@ -129,7 +134,7 @@ class Simulation:
         self.parts.kv_manager.check_integrity()
         assert self.parts.kv_manager.free_blocks == self.parts.kv_manager.num_blocks
         stats = self.engine.stats()
-        assert (stats.running, stats.waiting, stats.kv_blocks_used) == (0, 0, 0)
+        assert (stats.running, stats.waiting, stats.kv_blocks_used, stats.kv_blocks_parked) == (0, 0, 0, 0)
 
 
 def simulate(num_blocks=64, drafter=None, limits=None, **settings) -> Simulation:
@@ -138,16 +143,18 @@ def simulate(num_blocks=64, drafter=None, limits=None, **settings) -> Simulation
     config = EngineConfig(**{**defaults, **settings})
     attention = AttentionSpec(1, 1, 8, 8, (None,), False, False, "float32", "cpu", config.block_size)
     spec = ModelSpec("simulated", "f", VOCAB, config.max_model_len or 512, frozenset({EOS}), attention)
-    worker = SimulatedWorker(num_blocks, config.block_size, drafter or (lambda tokens, room: ()))
+    swap = config.swap_space_bytes  # a block a byte
+    worker = SimulatedWorker(num_blocks, config.block_size, drafter or (lambda tokens, room: ()), swap)
     catalogue = Catalogue.load()
     context = BuildContext(config, spec).with_worker_factory(lambda: worker)
     parallelism = catalogue.build("parallelism", config.parallelism, context)
     context = context.with_num_blocks(parallelism.num_blocks)
     cache = catalogue.build("prefix_cache", config.prefix_cache, context)
-    context = context.with_prefix_cache(cache)
+    parking = make_parking(config, parallelism.num_slots(Arena.SWAP))
+    context = context.with_prefix_cache(cache).with_parking(parking)
     manager = catalogue.build("kv_manager", config.kv_manager, context)
     scheduler = catalogue.build("scheduler", config.scheduler, context.with_kv_manager(manager))
-    parts = Parts(scheduler, manager, cache, parallelism)
+    parts = Parts(scheduler, manager, cache, parallelism, parking)
     bounds = Limits(
         max_model_len=spec.max_model_len,
         pool_tokens=num_blocks * config.block_size,

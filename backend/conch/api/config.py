@@ -20,6 +20,8 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["int8", "gguf"]
 KvCacheDType = Literal["auto", "int8"]
 ModelImpl = Literal["auto", "fused", "transformers"]
+PreemptionMode = Literal["auto", "swap", "recompute"]
+PreemptionVictim = Literal["least_loss", "last_admitted"]
 MIB = 1 << 20
 
 
@@ -59,6 +61,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Size of the KV pool on a CPU, or on a GPU instead of `gpu_memory_utilization`.
     gpu_memory_utilization
         Share of a GPU's memory that weights and KV pool may take together.
+    kv_watermark
+        Share of the KV pool that stays free when a request is admitted beside others, for those to grow into.
+    preemption_mode
+        What becomes of the KV of a request that has to give way: ``swap`` parks it in the host's memory,
+        ``recompute`` drops it, ``auto`` does whichever costs less. All drop what does not fit.
+    swap_space_bytes
+        Memory of the host for parked KV; 0 for none.
+    preemption_victim
+        Who gives way among those whom the scheduler would let go: ``least_loss`` is who has the least to
+        compute or move again; ``last_admitted`` is who stands last in the scheduler's order.
     max_queue_size
         Requests that may wait; one more is refused as unavailable.
     queue_timeout_s
@@ -95,6 +107,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     num_gpu_blocks_override: int | None = None
     kv_cache_memory_bytes: int = 512 * MIB
     gpu_memory_utilization: float = 0.9
+    kv_watermark: float = 0.01
+    preemption_mode: PreemptionMode = "auto"
+    swap_space_bytes: int = 0
+    preemption_victim: PreemptionVictim = "least_loss"
     max_queue_size: int = 1024
     queue_timeout_s: float | None = None
     ttft_target_s: float | None = None
@@ -124,6 +140,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ConfigError(f"{key} must be greater than 0, not {value}")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(f"gpu_memory_utilization must be in (0, 1], not {self.gpu_memory_utilization}")
+        if not 0 <= self.kv_watermark < 1:
+            raise ConfigError(f"kv_watermark must be in [0, 1), not {self.kv_watermark}")
+        if self.swap_space_bytes < 0:
+            raise ConfigError(f"swap_space_bytes must be 0 or more, not {self.swap_space_bytes}")
+        if self.preemption_mode == "swap" and not self.swap_space_bytes:
+            raise ConfigError("preemption_mode 'swap' needs swap_space_bytes: memory to swap to")
+        if self.preemption_mode == "recompute" and self.swap_space_bytes:
+            raise ConfigError("swap_space_bytes is of no use with preemption_mode 'recompute'")
         if self.max_queue_size < 0:
             raise ConfigError(f"max_queue_size must be 0 or more, not {self.max_queue_size}")
         if self.max_num_batched_tokens < self.max_num_seqs:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from conch.api.config import EngineConfig
 from conch.api.drafting import DraftModel
 from conch.api.errors import PluginError
 from conch.api.model_spec import ModelSpec
+from conch.api.parking import NoParking, Parking
 from conch.api.seams import KVManager, PrefixCache, Worker
+from conch.api.steps import Arena
 
 _T = TypeVar("_T")
 
@@ -29,6 +31,8 @@ class BuildContext:
         The engine's configuration.
     model
         The served model.
+    parking
+        Where preempted requests leave their KV; for schedulers.
     """
 
     config: EngineConfig
@@ -38,6 +42,8 @@ class BuildContext:
     _num_blocks: int | None = None
     _prefix_cache: PrefixCache | None = None
     _kv_manager: KVManager | None = None
+    _slots: Mapping[Arena, int] = field(default_factory=dict)
+    parking: Parking = field(default_factory=NoParking)
 
     @property
     def worker_factory(self) -> Callable[[], Worker]:
@@ -53,6 +59,10 @@ class BuildContext:
     def num_blocks(self) -> int:
         """KV blocks in the pool; for prefix caches and KV managers."""
         return _built(self._num_blocks, "num_blocks")
+
+    def num_slots(self, arena: Arena) -> int:
+        """Blocks that an arena besides the KV pool holds; 0 where there is none."""
+        return self._slots.get(arena, 0)
 
     @property
     def prefix_cache(self) -> PrefixCache:
@@ -75,6 +85,14 @@ class BuildContext:
     def with_num_blocks(self, num_blocks: int) -> BuildContext:
         """Return a copy that knows the size of the KV pool."""
         return dataclasses.replace(self, _num_blocks=num_blocks)
+
+    def with_num_slots(self, arena: Arena, num_slots: int) -> BuildContext:
+        """Return a copy that knows the size of an arena besides the KV pool."""
+        return dataclasses.replace(self, _slots={**self._slots, arena: num_slots})
+
+    def with_parking(self, parking: Parking) -> BuildContext:
+        """Return a copy that has a place for the KV of preempted requests."""
+        return dataclasses.replace(self, parking=parking)
 
     def with_prefix_cache(self, cache: PrefixCache) -> BuildContext:
         """Return a copy that has a prefix cache."""

@@ -71,6 +71,9 @@ class DraftModel(Protocol):
         Tokens are the request's own and those that `draw` has drawn for it in this step.
         """
 
+    def first_held(self, request_id: int) -> int:
+        """Return the first token of a request whose block it still has; 0 unless all layers slide."""
+
     def draw(self, request_ids: Sequence[int], logits: torch.Tensor) -> list[int | None]:
         """Draw the next draft of each request as its own settings say; None where logits are not finite.
 

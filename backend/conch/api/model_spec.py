@@ -44,6 +44,12 @@ class AttentionSpec:
     kv_cache_dtype: str = "auto"
 
     @property
+    def reach(self) -> int | None:
+        """Tokens that a query sees in the layer that sees the most, itself included; None for all."""
+        windows = [window for window in self.windows if window is not None]
+        return max(windows) if windows and len(windows) == len(self.windows) else None
+
+    @property
     def pool_dtype(self) -> str:
         """Of the KV pool's elements, as torch spells it."""
         return self.dtype if self.kv_cache_dtype == "auto" else self.kv_cache_dtype

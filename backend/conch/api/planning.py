@@ -3,14 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import msgspec
 
 from conch.api.context import BuildContext
+from conch.api.parking import Parking
 from conch.api.request import Request, Requests
 from conch.api.seams import KVManager, Match, PrefixCache
-from conch.api.steps import Admission, Move, Row, StepPlan
+from conch.api.steps import NO_BLOCK, Admission, Move, Row, StepPlan
+from conch.api.victims import VictimPolicy, make_victim_policy
+
+
+@dataclass(frozen=True, slots=True)
+class PlanLimits:
+    """What bounds every plan.
+
+    Attributes
+    ----------
+    max_tokens
+        Token budget of the step.
+    max_seats
+        Requests that may run at once.
+    split_prompts
+        Whether an admission may pay only a part of what is owed.
+    watermark
+        Blocks that stay free when a request is admitted beside others.
+    """
+
+    max_tokens: int
+    max_seats: int
+    split_prompts: bool = True
+    watermark: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KVParts:
+    """Where blocks come from and where they go.
+
+    Attributes
+    ----------
+    manager, cache
+        The plugins in force.
+    parking
+        Where preempted requests leave their KV.
+    victims
+        Chooses who is preempted.
+    """
+
+    manager: KVManager
+    cache: PrefixCache
+    parking: Parking
+    victims: VictimPolicy
 
 
 class PlanBuilder:
@@ -20,38 +65,28 @@ class PlanBuilder:
     ----------
     requests
         The live requests.
-    kv_manager, prefix_cache
+    kv
         Where blocks come from.
-    max_tokens
-        Token budget of the step.
-    max_seats
-        Requests that may run at once.
-    split_prompts
-        Whether an admission may pay only a part of what is owed.
+    limits
+        What bounds the plan.
     """
 
-    def __init__(
-        self,
-        requests: Requests,
-        kv_manager: KVManager,
-        prefix_cache: PrefixCache,
-        max_tokens: int,
-        max_seats: int,
-        split_prompts: bool = True,
-    ) -> None:
+    def __init__(self, requests: Requests, kv: KVParts, limits: PlanLimits) -> None:
         self._finished = tuple(requests.finished)
         self._seated = list(requests.running)
-        self._kv = kv_manager
-        self._cache = prefix_cache
+        self._kv, self._cache = kv.manager, kv.cache
+        self._parking, self._victims = kv.parking, kv.victims
         self._rows: dict[int, Row] = {}
         self._admitted: dict[int, Admission] = {}
         self._cached: dict[int, int] = {}
         self._preempted: dict[int, None] = {}
+        self._kept: dict[int, int] = {}
         self._moves: list[Move] = []
         self._promised: int | None = None
-        self._split_prompts = split_prompts
-        self.tokens_left = max_tokens
-        self.seats_left = max_seats - sum(request.seats for request in requests.running)
+        self._split_prompts = limits.split_prompts
+        self._watermark = limits.watermark
+        self.tokens_left = limits.max_tokens
+        self.seats_left = limits.max_seats - sum(request.seats for request in requests.running)
 
     @classmethod
     def for_context(cls, context: BuildContext) -> Callable[[Requests], PlanBuilder]:
@@ -59,16 +94,16 @@ class PlanBuilder:
 
         Without chunked prefill the budget is raised to the context length, so that every prompt fits whole.
         """
-        config = context.config
+        config, manager, parking = context.config, context.kv_manager, context.parking
         budget, split = config.max_num_batched_tokens, config.enable_chunked_prefill
-        return partial(
-            cls,
-            kv_manager=context.kv_manager,
-            prefix_cache=context.prefix_cache,
+        victims = make_victim_policy(config, manager, parking)
+        limits = PlanLimits(
             max_tokens=budget if split else max(budget, context.model.max_model_len),
             max_seats=config.max_num_seqs,
             split_prompts=split,
+            watermark=int(config.kv_watermark * manager.num_blocks),
         )
+        return partial(cls, kv=KVParts(manager, context.prefix_cache, parking, victims), limits=limits)
 
     @property
     def has_preempted(self) -> bool:
@@ -78,7 +113,10 @@ class PlanBuilder:
     def pay_all(self, running: Sequence[Request]) -> None:
         """Pay running requests in the order given: those owed one token first, then chunks of prompts.
 
-        While the pool is short the last of `running` is preempted, be it the very one that is to be paid.
+        While the pool is short somebody of `running` is preempted, be it the very one that is to be paid: the
+        victim policy says who. Whoever has not brought a token since its admission is spared while there is
+        anyone else. So each preemption costs its victim a token that it had brought, and since the tokens of
+        all requests are limited, preemptions come to an end.
         """
         victims = list(running)
         decodes = [request for request in running if request.owed == 1]
@@ -123,28 +161,30 @@ class PlanBuilder:
         """Let a waiting request run: take its cached prefix and pay its first row.
 
         Asks that the pool can hold all that it and everyone who runs is owed, and the token that each
-        samples next, so that an admission does not force a preemption at once. Returns False, with
-        nothing changed, when a seat, the budget or the pool is short.
+        samples next, so that an admission does not force a preemption at once; and that the watermark stays
+        free, unless nobody else runs. KV that was parked is brought back. Returns False, with nothing
+        changed, when a seat, the budget or the pool is short.
         """
         if request.seats > self.seats_left or self.tokens_left <= 0:
             return False
-        match = self._cache.match(request)
+        match = self._parking.table_start(request.id, self._cache.match(request))
         if self._admit_behind(match, request, most):
             return True
         whole = match.whole_blocks(self._kv.block_size)  # takes a block less: the copy of the last one
         return whole.num_tokens < match.num_tokens and self._admit_behind(whole, request, most)
 
     def _admit_behind(self, match: Match, request: Request, most: int | None) -> bool:
-        """Admit a request behind what is cached of it."""
-        start = match.num_tokens
+        """Admit a request behind what is cached or parked of it."""
+        held = match.num_tokens
+        start = max(held, self._parking.num_tokens(request.id))
         self._kv.adopt(request.id, match.blocks)  # from here on the match cannot be evicted
         owed = request.num_tokens - start
         count = min(owed, self.tokens_left, owed if most is None else most)
-        short = self._blocks_short(request) + (start % self._kv.block_size > 0)
-        fits = short <= self._kv.free_blocks - self._promised_blocks()
+        short = self._blocks_short(request) + (held % self._kv.block_size > 0)
+        fits = short <= self._kv.free_blocks - self._reserved_blocks()
         if count < owed and not self._split_prompts:
             fits = False
-        update = self._kv.grow(request.id, start, start + count) if fits else None
+        update = self._kv.grow(request.id, held, start + count) if fits else None
         if update is None:
             self._kv.release(request.id)
             return False
@@ -152,13 +192,16 @@ class PlanBuilder:
         self._promised = None
         self._add_row(request, Row(request.id, start, count, count == owed, (), 0, ()))
         self._moves += update.moves
-        self._cached[request.id] = start
+        self._moves += self._parking.fetch(request.id, self._kv.blocks(request.id), held)
+        self._cached[request.id] = held
         self.tokens_left -= count
         self.seats_left -= request.seats
         return True
 
     def preempt(self, request: Request) -> None:
         """Take a running request's blocks and its row, if it has one, and send it back to wait.
+
+        Its KV is parked where there is room for it, and where that pays.
 
         Moves planned for it stay: they are made in order, so they harm nobody.
         """
@@ -167,6 +210,7 @@ class PlanBuilder:
         if row is not None:
             self.tokens_left += row.count
         self._admitted.pop(request.id, None)
+        self._park(request)
         self._kv.release(request.id)
         self._cache.forget(request.id)
         self._preempted[request.id] = None
@@ -182,13 +226,24 @@ class PlanBuilder:
             admitted=tuple(self._admitted.values()),
             cached=self._cached,
             preempted=tuple(self._preempted),
+            kept=self._kept,
             finished=self._finished,
             moves=tuple(self._moves),
         )
 
     def _pay_or_preempt(self, request: Request, victims: list[Request], most_drafts: int) -> None:
         while request.id not in self._preempted and not self.pay(request, most_drafts=most_drafts):
-            self.preempt(victims.pop())
+            victim = self._victims.choose([one for one in victims if one.has_advanced] or victims[-1:])
+            victims.remove(victim)
+            self.preempt(victim)
+
+    def _park(self, request: Request) -> None:
+        num_tokens = request.num_computed
+        lost = max(0, num_tokens - self._kv.release_effect(request.id).num_kept)
+        moves = self._parking.park(request.id, self._kv.blocks(request.id), num_tokens, lost)
+        if moves is not None:
+            self._moves += moves
+            self._kept[request.id] = num_tokens
 
     def _room(self, request: Request, count: int, most_drafts: int | None) -> int:
         """Drafts of use: each that is accepted is a token, and one more is sampled after them."""
@@ -199,6 +254,11 @@ class PlanBuilder:
         """Blocks that a request does not hold yet and needs until its next token is sampled and computed."""
         tokens = max(request.num_tokens, min(request.num_tokens + 1, request.limit - 1))
         return max(0, -(-tokens // self._kv.block_size) - len(self._kv.blocks(request.id)))
+
+    def _reserved_blocks(self) -> int:
+        """Blocks that an admission must leave."""
+        is_alone = len(self._seated) == len(self._preempted)
+        return self._promised_blocks() + (0 if is_alone else self._watermark)
 
     def _promised_blocks(self) -> int:
         if self._promised is None:
@@ -219,5 +279,7 @@ class PlanBuilder:
                 request.limit,
             )
             table = tuple(self._kv.blocks(request.id))
+            if table and table[0] == NO_BLOCK:  # which is no index: workers get one that nobody reads
+                table = tuple(max(0, block) for block in table)
             row = msgspec.structs.replace(row, blocks_from=0, blocks=table)
         self._rows[request.id] = row

@@ -59,6 +59,8 @@ class Request:
         Further choices to fork off once the prompt is computed; each reserves a seat.
     is_known
         Whether the workers hold its tokens and block table.
+    num_at_admission
+        Tokens that it had when it was last admitted.
     """
 
     id: int
@@ -85,6 +87,7 @@ class Request:
     drafts: tuple[int, ...] = ()
     pending_forks: tuple[int, ...] = ()
     is_known: bool = False
+    num_at_admission: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -95,6 +98,11 @@ class Request:
     def owed(self) -> int:
         """Tokens whose KV is still to be computed; 0 while its last one is being sampled."""
         return len(self.token_ids) - self.num_computed
+
+    @property
+    def has_advanced(self) -> bool:
+        """Whether it has brought a token since it was last admitted."""
+        return len(self.token_ids) > self.num_at_admission
 
     @property
     def seats(self) -> int:

@@ -10,7 +10,7 @@ from conch.api.batch import AttentionLayer, StepBatch
 from conch.api.drafting import DraftContext
 from conch.api.model_spec import AttentionSpec
 from conch.api.request import Request, Requests
-from conch.api.steps import Move, StepPlan, StepResult
+from conch.api.steps import Arena, Move, StepPlan, StepResult
 
 if TYPE_CHECKING:
     import torch
@@ -55,6 +55,22 @@ class BlockUpdate:
     moves: tuple[Move, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class ReleaseEffect:
+    """What it would bring to release a request's blocks, and what of its KV would outlast that.
+
+    Attributes
+    ----------
+    num_freed
+        Blocks that nobody else holds.
+    num_kept
+        Its leading tokens whose KV others hold and the prefix cache knows: they would be found again.
+    """
+
+    num_freed: int
+    num_kept: int
+
+
 @runtime_checkable
 class KVManager(Protocol):
     """Owns the KV blocks: who holds which, and how many references each has.
@@ -76,7 +92,10 @@ class KVManager(Protocol):
         """Blocks that can be allotted now, evictable ones included."""
 
     def adopt(self, request_id: int, blocks: Sequence[int]) -> None:
-        """Begin a table with shared `blocks`, those of a `Match` (empty for none)."""
+        """Begin a table with shared `blocks`, those of a `Match` (empty for none).
+
+        A manager that gives blocks up gets them back here as `NO_BLOCK`, after a swap.
+        """
 
     def grow(self, request_id: int, start: int, end: int) -> BlockUpdate | None:
         """Make room for tokens ``[start, end)`` and make their blocks safe to write.
@@ -84,7 +103,8 @@ class KVManager(Protocol):
         A block in that range which others hold too, or which the prefix cache holds, is replaced by a copy
         of its own (copy-on-write), by `BlockUpdate.moves`.
         Returns None, with nothing changed, when there are not enough free blocks. A request unknown so far
-        begins with an empty table.
+        begins with an empty table. No call that follows starts before `start`, so blocks that tokens from
+        `start` on cannot see may be given up (see `blocks`), which no update tells.
         """
 
     def fork(self, parent_id: int, child_id: int, num_tokens: int) -> None:
@@ -93,8 +113,18 @@ class KVManager(Protocol):
     def release(self, request_id: int) -> None:
         """Drop every reference of a request; unknown ids are ignored, so it is safe to repeat."""
 
+    def release_effect(self, request_id: int) -> ReleaseEffect:
+        """Foretell a release, for the choice of a victim; changes nothing.
+
+        ``ReleaseEffect(len(self.blocks(request_id)), 0)`` will do where blocks are not shared.
+        """
+
     def blocks(self, request_id: int) -> Sequence[int]:
-        """Block table of a request, in order of position."""
+        """Block table of a request, in order of position.
+
+        `NO_BLOCK` stands for a block that the manager gave up because it has fallen wholly behind the window
+        of every layer: nobody reads it again. What is given up is always the beginning of a table.
+        """
 
     def check_integrity(self) -> None:
         """Raise AssertionError when a block is leaked, lost, or free while referenced."""
@@ -237,6 +267,9 @@ class Worker(Protocol):
     def num_blocks(self) -> int:
         """KV blocks in this rank's pool."""
 
+    def num_slots(self, arena: Arena) -> int:
+        """Blocks that another arena of this rank holds; 0 where it has none."""
+
     def execute(self, plan: StepPlan) -> StepResult:
         """Do the step."""
 
@@ -255,6 +288,9 @@ class Parallelism(Protocol):
     @property
     def num_blocks(self) -> int:
         """KV blocks that every rank has."""
+
+    def num_slots(self, arena: Arena) -> int:
+        """Blocks that every rank has in another arena; 0 where any has none."""
 
     def submit(self, plan: StepPlan) -> int:
         """Start a step; returns a ticket. Steps run in the order of submission."""

@@ -12,7 +12,9 @@ import msgspec
 from conch.api.config import EngineConfig
 from conch.api.context import BuildContext
 from conch.api.errors import PluginError
+from conch.api.parking import make_parking
 from conch.api.seams import Worker
+from conch.api.steps import Arena
 from conch.engine.admission import Limits
 from conch.engine.catalogue import Catalogue
 from conch.engine.core import Engine, Parts
@@ -77,10 +79,11 @@ def _build_parts(
     )
     context = context.with_num_blocks(parallelism.num_blocks)
     prefix_cache = catalogue.build("prefix_cache", config.prefix_cache, context)
-    context = context.with_prefix_cache(prefix_cache)
+    parking = make_parking(config, parallelism.num_slots(Arena.SWAP))
+    context = context.with_prefix_cache(prefix_cache).with_parking(parking)
     kv_manager = catalogue.build("kv_manager", config.kv_manager, context)
     scheduler = catalogue.build("scheduler", config.scheduler, context.with_kv_manager(kv_manager))
-    return Parts(scheduler, kv_manager, prefix_cache, parallelism)
+    return Parts(scheduler, kv_manager, prefix_cache, parallelism, parking)
 
 
 def with_kernel(catalogue: Catalogue, context: BuildContext) -> BuildContext:

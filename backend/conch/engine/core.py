@@ -7,9 +7,10 @@ them, and commit makes the news true. Every decision is a plugin's; nothing here
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from conch.api.errors import ErrorCode, RequestError
+from conch.api.parking import NoParking, Parking
 from conch.api.request import Request
 from conch.api.seams import KVManager, Parallelism, PrefixCache, Scheduler
 from conch.api.steps import Failure, FinishReason, RequestOutput, Row, RowResult, StepPlan, StepResult, Usage
@@ -32,6 +33,7 @@ class Parts:
     kv_manager: KVManager
     prefix_cache: PrefixCache
     parallelism: Parallelism
+    parking: Parking = field(default_factory=NoParking)
 
 
 class Engine:
@@ -53,6 +55,7 @@ class Engine:
         self._kv = parts.kv_manager
         self._block_size = parts.kv_manager.block_size
         self._cache = parts.prefix_cache
+        self._parking = parts.parking
         self._parallelism = parts.parallelism
         self._limits = limits
         self._admission = Admission(limits, seed)
@@ -225,6 +228,7 @@ class Engine:
         self._requests.remove(request)
         self._kv.release(request.id)
         self._cache.forget(request.id)
+        self._parking.drop(request.id)
         self._choices.remove(request.id)
         self._deadlines.forget(request)
 
@@ -238,6 +242,8 @@ class Engine:
             waiting=self._requests.num_waiting,
             kv_blocks_used=used,
             kv_blocks_total=self._kv.num_blocks,
+            kv_blocks_parked=self._parking.num_used,
+            swap_blocks_total=self._parking.num_slots,
             kv_tokens_used=sum(request.num_computed for request in self._requests.running),
             **asdict(self._counters),
         )

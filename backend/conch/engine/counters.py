@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from conch.api.request import Request
-from conch.api.steps import Row, RowResult, StepPlan
+from conch.api.steps import Arena, Row, RowResult, StepPlan
 
 
 @dataclass(slots=True)
@@ -17,6 +17,8 @@ class Counters:
     generation_tokens: int = 0
     computed_tokens: int = 0
     preemptions: int = 0
+    blocks_swapped_out: int = 0
+    blocks_swapped_in: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
     drafts: int = 0
@@ -30,6 +32,9 @@ class Counters:
         self.steps += 1
         self.computed_tokens += plan.num_tokens
         self.preemptions += len(plan.preempted)
+        for move in plan.moves:
+            self.blocks_swapped_out += move.target_arena is Arena.SWAP
+            self.blocks_swapped_in += move.source_arena is Arena.SWAP
         for request in first_admissions:
             self.prompt_tokens += request.num_prompt
             self.prefix_queries += request.num_prompt

@@ -119,6 +119,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     ----------
     kv_blocks_used
         Blocks that requests hold; evictable cached blocks are not in use.
+    kv_blocks_parked, swap_blocks_total
+        Blocks that preempted requests have left in the host's memory, and how many fit there.
     prefix_queries, prefix_hits
         Prompt tokens looked up, and found, in the prefix cache at first admission.
     drafts, drafts_proposed, drafts_accepted
@@ -133,12 +135,16 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     waiting: int = 0
     kv_blocks_used: int = 0
     kv_blocks_total: int = 0
+    kv_blocks_parked: int = 0
+    swap_blocks_total: int = 0
     kv_tokens_used: int = 0
     steps: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
     computed_tokens: int = 0
     preemptions: int = 0
+    blocks_swapped_out: int = 0
+    blocks_swapped_in: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
     drafts: int = 0

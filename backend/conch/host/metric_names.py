@@ -27,6 +27,8 @@ KV_USAGE = "kv_cache_usage_perc"
 KV_BLOCKS_USED = "kv_blocks_used"
 KV_BLOCKS_TOTAL = "kv_blocks_total"
 KV_TOKENS_USED = "kv_tokens_used"
+KV_BLOCKS_PARKED = "kv_blocks_parked"
+SWAP_BLOCKS_TOTAL = "swap_blocks_total"
 READY = "engine_ready"
 ACCEPTED_BY_POSITION = "spec_decode_num_accepted_tokens_per_pos_total"
 ACCEPTANCE_LENGTH = "spec_decode_mean_acceptance_length"
@@ -77,6 +79,8 @@ COUNTERS = {
     "computed_tokens_total": Counter("Tokens that went through the model."),
     "engine_steps_total": Counter("Steps of the engine."),
     "num_preemptions_total": Counter("Times that a running request was sent back to wait."),
+    "blocks_swapped_out_total": Counter("KV blocks that preempted requests left in the host's memory."),
+    "blocks_swapped_in_total": Counter("KV blocks that were brought back from there."),
     "prefix_cache_queries_total": Counter("Prompt tokens looked up in the prefix cache."),
     "prefix_cache_hits_total": Counter("Prompt tokens found in the prefix cache."),
     "spec_decode_num_drafts_total": Counter("Drafts that were verified."),
@@ -97,6 +101,8 @@ FROM_STATS = {
     "computed_tokens_total": "computed_tokens",
     "engine_steps_total": "steps",
     "num_preemptions_total": "preemptions",
+    "blocks_swapped_out_total": "blocks_swapped_out",
+    "blocks_swapped_in_total": "blocks_swapped_in",
     "prefix_cache_queries_total": "prefix_queries",
     "prefix_cache_hits_total": "prefix_hits",
     "spec_decode_num_drafts_total": "drafts",
@@ -113,6 +119,8 @@ GAUGES = {
     KV_BLOCKS_USED: "KV blocks that requests hold.",
     KV_BLOCKS_TOTAL: "KV blocks in the pool.",
     KV_TOKENS_USED: "Tokens whose KV is held.",
+    KV_BLOCKS_PARKED: "KV blocks that preempted requests have in the host's memory.",
+    SWAP_BLOCKS_TOTAL: "KV blocks that the host's memory has room for.",
     READY: "Whether the engine serves.",
     ACCEPTANCE_LENGTH: "Tokens that a verified draft has brought on average, with the one after it; 0 before any.",
 }
@@ -136,5 +144,7 @@ def gauges_of(stats: EngineStats) -> dict[str, float]:
         KV_BLOCKS_USED: stats.kv_blocks_used,
         KV_BLOCKS_TOTAL: stats.kv_blocks_total,
         KV_TOKENS_USED: stats.kv_tokens_used,
+        KV_BLOCKS_PARKED: stats.kv_blocks_parked,
+        SWAP_BLOCKS_TOTAL: stats.swap_blocks_total,
         ACCEPTANCE_LENGTH: 1 + stats.drafts_accepted / stats.drafts if stats.drafts else 0.0,
     }

@@ -99,9 +99,11 @@ class Accounts:
     def engine_down(self) -> None:
         """Note that the engine process is gone, and with it all that it held."""
         with self._lock:
-            total = self._last.kv_blocks_total
+            pools = EngineStats(
+                kv_blocks_total=self._last.kv_blocks_total, swap_blocks_total=self._last.swap_blocks_total
+            )
             self._last = EngineStats()
-            self._batch.gauges.update(names.gauges_of(EngineStats(kv_blocks_total=total)))
+            self._batch.gauges.update(names.gauges_of(pools))
             self._batch.gauges[names.READY] = 0
         self._changed.set()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from conch.api import AttentionSpec, BuildContext, EngineConfig, ModelSpec
+from conch.api.parking import make_parking
 from conch_plugins.kv_managers.paged import PagedKVManager
 from conch_plugins.prefix_caches.hash import HashPrefixCache
 from conch_plugins.prefix_caches.none import NoPrefixCache
@@ -40,7 +41,7 @@ def make_context(
     attention
         What the model asks of an attention kernel.
     settings
-        Keys of `EngineConfig`; the block size is that of `attention`.
+        Keys of `EngineConfig`; the block size is that of `attention`, and a byte of swap space holds a block.
 
     Returns
     -------
@@ -53,6 +54,7 @@ def make_context(
     )
     caching = config.enable_prefix_caching
     cache = HashPrefixCache(config.block_size, model.fingerprint) if caching else NoPrefixCache()
-    manager = PagedKVManager(num_blocks, config.block_size, cache)
+    manager = PagedKVManager(num_blocks, config.block_size, cache, attention.reach)
     context = BuildContext(config, model).with_num_blocks(num_blocks)
+    context = context.with_parking(make_parking(config, config.swap_space_bytes))
     return context.with_prefix_cache(cache).with_kv_manager(manager)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conch.api import BuildContext, Parallelism, Row, RowResult, StepPlan, StepResult
+from conch.api import Arena, BuildContext, Parallelism, Row, RowResult, StepPlan, StepResult
 from conch.testing.context import make_context
 
 
@@ -16,6 +16,10 @@ class RecordingWorker:
     def __init__(self) -> None:
         self.closed = 0
         self.plans: list[StepPlan] = []
+
+    def num_slots(self, arena: Arena) -> int:
+        """Return a number for each arena."""
+        return 7 * arena
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Answer."""
@@ -59,6 +63,7 @@ class ParallelismContract:
         assert isinstance(parallelism, Parallelism)
         assert parallelism.depth >= 1
         assert parallelism.num_blocks == worker.num_blocks
+        assert all(parallelism.num_slots(arena) == worker.num_slots(arena) for arena in Arena)
         parallelism.close()
 
     def test_steps_run_in_order(self) -> None:

@@ -34,7 +34,7 @@ def check_plan(plan: StepPlan | None, requests: Requests, context: BuildContext)
     _check_limits(plan, runs, context)
     for row in plan.rows:
         request = runs[row.request_id]
-        start = request.num_computed if row.request_id in running else plan.cached.get(row.request_id, 0)
+        start = max(request.num_computed, plan.cached.get(row.request_id, 0))
         assert row.start == start, f"row of request {request.id} starts at {row.start}, not {start}"
         assert (row.request_id in admitted) == (not request.is_known), (
             "workers get what they do not know, once"

@@ -51,9 +51,9 @@ class ShadowPool:
             block, offset = divmod(position, self._block_size)
             self._content[table[block]][offset] = values[position]
 
-    def check(self, table: Sequence[int], values: Sequence[int], end: int) -> None:
-        """Raise AssertionError where the KV of the first `end` tokens is not that of `values`."""
-        for position in range(end):
+    def check(self, table: Sequence[int], values: Sequence[int], end: int, start: int = 0) -> None:
+        """Raise AssertionError where the KV of tokens ``[start, end)`` is not that of `values`."""
+        for position in range(start, end):
             block, offset = divmod(position, self._block_size)
             found = self._content[table[block]][offset]
             assert found == values[position], f"wrong KV at token {position}, in block {table[block]}"

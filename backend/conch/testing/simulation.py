@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from conch.api import (
+    NO_BLOCK,
     BuildContext,
     Request,
     Row,
@@ -76,6 +77,7 @@ class Simulation:
     def __post_init__(self) -> None:
         """Begin with an empty pool."""
         self.pool = ShadowPool(self.context.num_blocks, self.context.config.block_size)
+        self._reach = self.context.model.attention.reach
 
     @property
     def waiting(self) -> Sequence[Request]:
@@ -127,6 +129,7 @@ class Simulation:
         self._tables.pop(request.id, None)
         self.context.kv_manager.release(request.id)
         self.context.prefix_cache.forget(request.id)
+        self.context.parking.drop(request.id)
 
     def step(self) -> StepPlan | None:
         """Plan, check, compute and commit one step."""
@@ -161,6 +164,7 @@ class Simulation:
         manager = self.context.kv_manager
         manager.check_integrity()
         assert manager.free_blocks == manager.num_blocks, "blocks are leaked"
+        assert self.context.parking.num_used == 0, "somebody who ended has KV parked"
 
     def _apply(self, plan: StepPlan) -> None:
         self.finished.clear()
@@ -168,7 +172,8 @@ class Simulation:
         self._arrived.clear()
         for request_id in plan.preempted:
             request = self._running.pop(request_id)
-            request.num_computed, request.drafts, request.is_known = 0, (), False
+            request.num_computed = plan.kept.get(request_id, 0)
+            request.drafts, request.is_known = (), False
             request.num_preemptions += 1
             self._tables.pop(request_id, None)
             self._waiting = {request_id: request, **self._waiting}
@@ -179,6 +184,7 @@ class Simulation:
                 request.first_scheduled_s = float(len(self.plans))
                 self.admissions.append(request.id)
             request.is_known = True
+            request.num_at_admission = request.num_tokens
             self._running[request.id] = request
         for row in plan.rows:
             self._running[row.request_id].num_computed = row.start + row.count
@@ -191,13 +197,16 @@ class Simulation:
             request, table = self._running[row.request_id], self._tables.setdefault(row.request_id, [])
             assert row.blocks_from <= len(table), "the row leaves a hole in its block table"
             table[row.blocks_from :] = row.blocks
-            assert table == list(self.context.kv_manager.blocks(row.request_id)), (
-                "the row tells another table"
-            )
+            held = [*self.context.kv_manager.blocks(row.request_id)]
+            assert len(table) == len(held) and all(
+                one == other or other == NO_BLOCK for one, other in zip(table, held, strict=True)
+            ), "the row tells another table"
             values[row.request_id] = history([*request.token_ids, *row.drafts], request.cache_salt)
             self.pool.write(table, values[row.request_id], row.start, row.start + row.count)
         for row in plan.rows:
-            self.pool.check(self._tables[row.request_id], values[row.request_id], row.start + row.count)
+            seen = 0 if self._reach is None else max(0, row.start - self._reach + 1)
+            end = row.start + row.count
+            self.pool.check(self._tables[row.request_id], values[row.request_id], end, seen)
 
     def _result(self, row: Row) -> RowResult:
         request = self._running[row.request_id]

@@ -7,11 +7,16 @@ from typing import Protocol
 
 import torch
 
-from conch.api import Arena, Move
+from conch.api import Arena, AttentionKernel, EngineConfig, ModelSpec, Move
+from conch.worker.pool import allocate_in_host
 
 
 class BlockStore(Protocol):
     """One arena: slots of a block each, whose parts are the layers."""
+
+    @property
+    def num_slots(self) -> int:
+        """Blocks that fit."""
 
     def read(self, slots: Sequence[int]) -> Iterator[torch.Tensor]:
         """For each layer the content of the slots, ``[2, len(slots), ...]``."""
@@ -25,6 +30,11 @@ class TensorStore:
 
     def __init__(self, pools: Sequence[torch.Tensor]) -> None:
         self._pools = pools
+
+    @property
+    def num_slots(self) -> int:
+        """Blocks that fit."""
+        return self._pools[0].shape[1]
 
     def read(self, slots: Sequence[int]) -> Iterator[torch.Tensor]:
         """Gather layer by layer, each when it is asked for."""
@@ -53,12 +63,28 @@ class Arenas:
     def __init__(self, stores: Mapping[Arena, BlockStore]) -> None:
         self._stores = stores
 
+    def num_slots(self, arena: Arena) -> int:
+        """Blocks that an arena holds; 0 where there is no such arena."""
+        store = self._stores.get(arena)
+        return 0 if store is None else store.num_slots
+
     def carry_out(self, moves: Sequence[Move]) -> None:
         """Make the moves, each as if those before it were done."""
         for batch in batches(moves):
             source, target = self._stores[batch[0].source_arena], self._stores[batch[0].target_arena]
             blocks = source.read([move.source for move in batch])
             target.write([move.target for move in batch], blocks)
+
+
+def make_arenas(
+    config: EngineConfig, spec: ModelSpec, kernel: AttentionKernel, pools: Sequence[torch.Tensor]
+) -> Arenas:
+    """Return the KV pool and whatever else the configuration asks for."""
+    stores: dict[Arena, BlockStore] = {Arena.DEVICE: TensorStore(pools)}
+    if config.swap_space_bytes:
+        swap = allocate_in_host(spec, kernel, config.swap_space_bytes, "swap_space_bytes")
+        stores[Arena.SWAP] = TensorStore(swap)
+    return Arenas(stores)
 
 
 def batches(moves: Sequence[Move]) -> Iterator[list[Move]]:

@@ -22,7 +22,7 @@ from conch.api import (
 )
 from conch.model.attention import PagedStep
 from conch.model.choosing import load_model
-from conch.worker.arenas import Arenas, TensorStore
+from conch.worker.arenas import make_arenas
 from conch.worker.batch_builder import BatchBuilder
 from conch.worker.pool import allocate_pools, blocks_in
 from conch.worker.prepare import Prepared
@@ -75,7 +75,7 @@ class LocalWorker:
         self._sampler = Sampler(self._table, spec.eos_token_ids)
         progress("warming up", 0.0)
         self._pools = allocate_pools(spec, kernel, self._size_pool())
-        self._arenas = Arenas({Arena.DEVICE: TensorStore(self._pools)})
+        self._arenas = make_arenas(config, spec, kernel, self._pools)
         for plan in warm_up_plans(config, min(spec.max_model_len, self.num_blocks * config.block_size)):
             self.execute(plan)
         progress("warming up", 1.0)
@@ -84,6 +84,10 @@ class LocalWorker:
     def num_blocks(self) -> int:
         """KV blocks in the pool."""
         return self._pools[0].shape[1]
+
+    def num_slots(self, arena: Arena) -> int:
+        """Blocks that another arena holds."""
+        return self._arenas.num_slots(arena)
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Do the step."""

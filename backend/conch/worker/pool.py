@@ -22,8 +22,12 @@ def most_useful_blocks(config: EngineConfig, spec: ModelSpec) -> int:
     return config.max_num_seqs * -(-spec.max_model_len // config.block_size)
 
 
-def blocks_in(config: EngineConfig, spec: ModelSpec, kernel: AttentionKernel, free_bytes: int) -> int:
+def blocks_in(
+    config: EngineConfig, spec: ModelSpec, kernel: AttentionKernel, free_bytes: int, others_bytes: int = 0
+) -> int:
     """Return the number of blocks: the override, else what fits into `free_bytes`.
+
+    `others_bytes` is what a block takes in the pools of other models.
 
     Without a prefix cache never more than is useful: what no running request can fill stays empty.
 
@@ -32,7 +36,7 @@ def blocks_in(config: EngineConfig, spec: ModelSpec, kernel: AttentionKernel, fr
     ConfigError
         Not one block fits.
     """
-    each = block_bytes(spec, kernel)
+    each = block_bytes(spec, kernel) + others_bytes
     fitting = config.num_gpu_blocks_override or free_bytes // each
     if fitting < 1:
         raise ConfigError(
@@ -50,3 +54,21 @@ def allocate_pools(spec: ModelSpec, kernel: AttentionKernel, num_blocks: int) ->
     dtype, device = getattr(torch, spec.attention.pool_dtype), torch.device(spec.attention.device)
     shape = kernel.kv_shape(num_blocks)
     return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(spec.num_layers)]
+
+
+def allocate_in_host(
+    spec: ModelSpec, kernel: AttentionKernel, num_bytes: int, key: str
+) -> list[torch.Tensor]:
+    """Allocate one pool a layer in the memory of the host, of as many blocks as fit into `num_bytes`.
+
+    Raises
+    ------
+    ConfigError
+        Not one block fits; `key` is what set the size.
+    """
+    each = block_bytes(spec, kernel)
+    if num_bytes < each:
+        raise ConfigError(f"{key} ({num_bytes} bytes) holds no KV block: one takes {each} bytes")
+    dtype, is_pinned = getattr(torch, spec.attention.pool_dtype), spec.attention.device.startswith("cuda")
+    shape = kernel.kv_shape(num_bytes // each)
+    return [torch.zeros(shape, dtype=dtype, pin_memory=is_pinned) for _ in range(spec.num_layers)]

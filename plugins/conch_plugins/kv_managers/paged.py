@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from conch.api import BlockUpdate, Move, PrefixCache
+from conch.api import NO_BLOCK, BlockUpdate, Move, PrefixCache, ReleaseEffect
+
+_ALL = 1 << 62
 
 
 class PagedKVManager:
@@ -22,12 +24,17 @@ class PagedKVManager:
         Tokens in a block.
     prefix_cache
         Asked to keep a block whose last user leaves, and to evict when no block is free.
+    reach
+        Tokens that a query sees at most, itself included; None for all. Blocks behind that are given up.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, prefix_cache: PrefixCache) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, prefix_cache: PrefixCache, reach: int | None = None
+    ) -> None:
         self._num_blocks = num_blocks
         self._block_size = block_size
         self._cache = prefix_cache
+        self._reach = _ALL if reach is None else reach
         self._references = [0] * num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))
         self._tables: dict[int, list[int]] = {}
@@ -51,6 +58,8 @@ class PagedKVManager:
         """Begin a table with shared blocks."""
         assert request_id not in self._tables, f"request {request_id} has a table"
         for block in blocks:
+            if block == NO_BLOCK:
+                continue
             if self._references[block] == 0:
                 self._cache.reuse(block)
             self._references[block] += 1
@@ -82,7 +91,18 @@ class PagedKVManager:
         From the tail: the prefix cache evicts what came first, and a prefix without its tail is still of use.
         """
         for block in reversed(self._tables.pop(request_id, [])):
+            if block == NO_BLOCK:
+                break
             self._drop(block)
+
+    def release_effect(self, request_id: int) -> ReleaseEffect:
+        """Count the blocks that nobody else holds, and the leading ones that stay cached."""
+        table, references = self._tables.get(request_id, []), self._references
+        kept = 0
+        while kept < len(table) and self._stays_cached(table[kept]):
+            kept += 1
+        freed = sum(references[block] == 1 for block in table if block != NO_BLOCK)
+        return ReleaseEffect(freed, kept * self._block_size)
 
     def blocks(self, request_id: int) -> Sequence[int]:
         """Block table of a request; a live view."""
@@ -90,9 +110,12 @@ class PagedKVManager:
 
     def check_integrity(self) -> None:
         """Raise AssertionError when a block is leaked, lost, or free while referenced."""
+        counted: Counter[int] = Counter()
         for request_id, table in self._tables.items():
-            assert len(set(table)) == len(table), f"request {request_id} holds a block twice: {table}"
-        counted = Counter(block for table in self._tables.values() for block in table)
+            held = [block for block in table if block != NO_BLOCK]
+            assert len(set(held)) == len(held), f"request {request_id} holds a block twice: {table}"
+            assert table[len(table) - len(held) :] == held, f"request {request_id} has a hole: {table}"
+            counted.update(held)
         for block, references in enumerate(self._references):
             assert references == counted[block], (
                 f"block {block}: {references} references, {counted[block]} users"
@@ -107,6 +130,7 @@ class PagedKVManager:
     def _grow_table(self, request_id: int, table: list[int], start: int, end: int) -> BlockUpdate | None:
         size, held = self._block_size, len(table)
         assert start <= held * size, f"request {request_id} would leave a hole before token {start}"
+        self._give_up_behind(table, start)
         first, needed = start // size, -(-end // size)
         shared = [index for index in range(first, min(needed, held)) if self._is_shared(table[index])]
         fresh = self._take(max(0, needed - held) + len(shared))
@@ -123,6 +147,17 @@ class PagedKVManager:
         self._tables[request_id] = table
         changed = shared[0] if shared else held
         return BlockUpdate(changed, tuple(table[changed:]), tuple(moves))
+
+    def _give_up_behind(self, table: list[int], start: int) -> None:
+        """Give up blocks that no token from `start` on can see; from their tail, as in `release`."""
+        for index in range(min((start - self._reach + 1) // self._block_size, len(table)) - 1, -1, -1):
+            if table[index] == NO_BLOCK:
+                return
+            self._drop(table[index])
+            table[index] = NO_BLOCK
+
+    def _stays_cached(self, block: int) -> bool:
+        return block != NO_BLOCK and self._references[block] > 1 and self._cache.holds(block)
 
     def _is_shared(self, block: int) -> bool:
         return self._references[block] > 1 or self._cache.holds(block)

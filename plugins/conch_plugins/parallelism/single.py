@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from conch.api import ConchError, StepPlan, StepResult, Worker
+from conch.api import Arena, ConchError, StepPlan, StepResult, Worker
 
 
 class SingleWorker:
@@ -25,6 +25,7 @@ class SingleWorker:
     def __init__(self, worker_factory: Callable[[], Worker]) -> None:
         self._worker: Worker | None = worker_factory()
         self._num_blocks = self._worker.num_blocks
+        self._num_slots = {arena: self._worker.num_slots(arena) for arena in Arena}
         self._submitted: deque[tuple[int, StepPlan]] = deque()
         self._last_ticket = 0
 
@@ -32,6 +33,10 @@ class SingleWorker:
     def num_blocks(self) -> int:
         """KV blocks in the worker's pool."""
         return self._num_blocks
+
+    def num_slots(self, arena: Arena) -> int:
+        """Blocks that another arena of the worker holds."""
+        return self._num_slots[arena]
 
     def submit(self, plan: StepPlan) -> int:
         """Take a step; returns its ticket."""
