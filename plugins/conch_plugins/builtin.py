@@ -18,6 +18,7 @@ from conch.api import (
     PrefixCache,
     Router,
     Scheduler,
+    SpeculativeConfig,
     hookimpl,
 )
 
@@ -70,8 +71,8 @@ def conch_attention_kernels() -> Mapping[str, Callable[[BuildContext], Attention
 
 @hookimpl
 def conch_drafters() -> Mapping[str, Callable[[BuildContext], Drafter]]:
-    """`none`."""
-    return {"none": _no_drafter}
+    """`ngram`, `suffix`: what followed the last tokens before; `draft_model`: a smaller model; `none`."""
+    return {"none": _no_drafter, "ngram": _ngram, "suffix": _suffix, "draft_model": _draft_model}
 
 
 @hookimpl
@@ -125,6 +126,29 @@ def _no_drafter(_: BuildContext) -> Drafter:
     from conch_plugins.drafters.none import NoDrafter
 
     return NoDrafter()
+
+
+def _ngram(context: BuildContext) -> Drafter:
+    from conch_plugins.drafters.ngram import NgramDrafter
+
+    return NgramDrafter(*_speculative(context).prompt_lookup)
+
+
+def _suffix(context: BuildContext) -> Drafter:
+    from conch_plugins.drafters.suffix import SuffixDrafter
+
+    return SuffixDrafter(_speculative(context))
+
+
+def _draft_model(context: BuildContext) -> Drafter:
+    from conch_plugins.drafters.draft_model import ModelDrafter
+
+    return ModelDrafter(context.draft_model_factory())
+
+
+def _speculative(context: BuildContext) -> SpeculativeConfig:
+    """Return the drafter's settings; the defaults where it is built without any."""
+    return context.config.speculative_config or SpeculativeConfig(method="ngram")
 
 
 def _single(context: BuildContext) -> Parallelism:

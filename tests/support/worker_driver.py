@@ -5,22 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from conch.api import Admission, BuildContext, EngineConfig, Move, Row, RowResult, SamplingParams, StepPlan
-from conch.worker import LocalWorker, prepare
+from conch.api import (
+    Admission,
+    BuildContext,
+    EngineConfig,
+    Move,
+    Row,
+    RowResult,
+    SamplingParams,
+    SpeculativeConfig,
+    StepPlan,
+)
+from conch.worker import LocalWorker, WorkerPlugins, prepare
 from conch_plugins.attention.cpu_paged import CpuPagedAttention
 from conch_plugins.attention.torch_paged import TorchPagedAttention
 
 KERNELS = {"torch": TorchPagedAttention, "cpu": CpuPagedAttention}
-
-
-class NoDrafts:
-    """A drafter that guesses nothing."""
-
-    def propose(self, context):
-        return [()] * len(context.request_ids)
-
-    def forget(self, request_ids):
-        pass
 
 
 def silent(stage: str, fraction: float) -> None:
@@ -35,10 +35,15 @@ def config_for(folder: Path | str, **settings) -> EngineConfig:
 
 def build_worker(folder: Path, drafter=None, **settings) -> LocalWorker:
     """Build a worker over the kernel that `attention_kernel` names: `torch`, unless it is given."""
-    config = config_for(folder, **{"attention_kernel": "torch", **settings})
+    speculative = SpeculativeConfig(method="test", num_speculative_tokens=8, backoff=False)
+    given = {"attention_kernel": "torch", "speculative_config": speculative if drafter else None}
+    config = config_for(folder, **{**given, **settings})
     prepared = prepare(config, silent)
-    kernel = KERNELS[config.attention_kernel](BuildContext(config, prepared.spec))
-    return LocalWorker(prepared, kernel, drafter or NoDrafts(), silent)
+    plugins = WorkerPlugins(
+        kernel=lambda spec: KERNELS[config.attention_kernel](BuildContext(config, spec)),
+        drafter=lambda load: drafter,
+    )
+    return LocalWorker(prepared, plugins, silent)
 
 
 @dataclass

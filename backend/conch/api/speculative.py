@@ -30,7 +30,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     max_model_len
         Context of the draft model, where it is to be shorter than the draft model's own and the target's.
     num_speculative_tokens
-        Most tokens drafted ahead in one step. None is 5, and for ``suffix`` its tree depth.
+        Most tokens drafted ahead in one step, up to 64. None is 5, and for ``suffix`` its tree depth.
     num_speculative_tokens_per_batch_size
         ``[[low, high, k], ...]``: while from `low` to `high` requests decode, at most k tokens are drafted
         for each; outside of all ranges `num_speculative_tokens` holds.
@@ -40,7 +40,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     prompt_lookup_min, prompt_lookup_max
         Fewest and most tokens that ``ngram`` matches. One alone stands for both; none is 5 for both.
     suffix_decoding_max_tree_depth
-        Most tokens that ``suffix`` matches and drafts together.
+        Most tokens that ``suffix`` matches.
     suffix_decoding_max_cached_requests
         Ended requests whose output ``suffix`` remembers; 0 for none.
     suffix_decoding_max_spec_factor

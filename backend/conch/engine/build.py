@@ -11,15 +11,17 @@ import msgspec
 
 from conch.api.config import EngineConfig
 from conch.api.context import BuildContext
+from conch.api.drafting import DraftModel
 from conch.api.errors import PluginError
+from conch.api.model_spec import ModelSpec
 from conch.api.parking import make_parking
-from conch.api.seams import Worker
+from conch.api.seams import AttentionKernel, Drafter, Worker
 from conch.api.steps import Arena
 from conch.engine.admission import Limits
 from conch.engine.catalogue import Catalogue
 from conch.engine.core import Engine, Parts
 from conch.engine.protocol import EngineReady
-from conch.worker import LocalWorker, Prepared, prepare
+from conch.worker import LocalWorker, Prepared, WorkerPlugins, prepare
 
 ProgressCallback = Callable[[str, float], None]
 
@@ -69,10 +71,18 @@ def _build_parts(
 ) -> Parts:
     config = context.config
 
+    def build_kernel(model: ModelSpec) -> AttentionKernel:
+        own = dataclasses.replace(context, model=model)
+        kernel: AttentionKernel = catalogue.build("attention_kernel", config.attention_kernel, own)
+        return kernel
+
+    def build_drafter(load: Callable[[], DraftModel]) -> Drafter:
+        own = context.with_draft_model_factory(load)
+        drafter: Drafter = catalogue.build("drafter", config.drafter, own)
+        return drafter
+
     def build_worker() -> Worker:
-        kernel = catalogue.build("attention_kernel", config.attention_kernel, context)
-        drafter = catalogue.build("drafter", config.drafter, context)
-        return LocalWorker(prepared, kernel, drafter, progress)
+        return LocalWorker(prepared, WorkerPlugins(build_kernel, build_drafter), progress)
 
     parallelism = catalogue.build(
         "parallelism", config.parallelism, context.with_worker_factory(build_worker)

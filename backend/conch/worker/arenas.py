@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from conch.api import Arena, AttentionKernel, EngineConfig, ModelSpec, Move
+from conch.api import Arena, EngineConfig, Move
 from conch.worker.pool import allocate_in_host
 
 
@@ -76,13 +76,11 @@ class Arenas:
             target.write([move.target for move in batch], blocks)
 
 
-def make_arenas(
-    config: EngineConfig, spec: ModelSpec, kernel: AttentionKernel, pools: Sequence[torch.Tensor]
-) -> Arenas:
+def make_arenas(config: EngineConfig, pools: Sequence[torch.Tensor]) -> Arenas:
     """Return the KV pool and whatever else the configuration asks for."""
     stores: dict[Arena, BlockStore] = {Arena.DEVICE: TensorStore(pools)}
     if config.swap_space_bytes:
-        swap = allocate_in_host(spec, kernel, config.swap_space_bytes, "swap_space_bytes")
+        swap = allocate_in_host(pools, config.swap_space_bytes, "swap_space_bytes")
         stores[Arena.SWAP] = TensorStore(swap)
     return Arenas(stores)
 

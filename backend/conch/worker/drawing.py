@@ -51,22 +51,22 @@ def draw(logits: torch.Tensor, settings: DrawSettings) -> torch.Tensor:
     weights = _weights(logits, settings)
     is_filtered = _is_filtered(settings, logits.shape[1])
     if not bool(is_filtered.any()):
-        return _pick(weights, settings)
+        return pick(weights, settings.uniform)
     if logits.device.type != "cpu":
-        return _pick(_filter_rows(weights, settings, is_filtered), settings)
+        return pick(_filter_rows(weights, settings, is_filtered), settings.uniform)
     token_ids = torch.empty(len(weights), dtype=torch.int64)
     some, others = torch.nonzero(is_filtered).squeeze(1), torch.nonzero(~is_filtered).squeeze(1)
     token_ids[some] = _draw_filtered(weights[some], settings.select(some))
     if len(others):
-        token_ids[others] = _pick(weights[others], settings.select(others))
+        token_ids[others] = pick(weights[others], settings.uniform[others])
     return token_ids
 
 
-def _pick(weights: torch.Tensor, settings: DrawSettings) -> torch.Tensor:
-    """Draw from weights [N, V], none of which is to be left out; returns int64 [N]."""
+def pick(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """Draw from weights [N, V], each row with its number of `uniform`, float64 [N]; returns int64 [N]."""
     cumulative = weights.cumsum(dim=1, dtype=torch.float64)
     total = cumulative[:, -1:]
-    target = settings.uniform[:, None] * total
+    target = uniform[:, None] * total
     target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
     return torch.searchsorted(cumulative, target, right=True).squeeze(1)
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 
 import torch
 
 from conch.api import (
     Arena,
-    AttentionKernel,
-    DraftContext,
-    Drafter,
     ErrorCode,
     Failure,
     PluginError,
@@ -24,10 +22,12 @@ from conch.model.attention import PagedStep
 from conch.model.choosing import load_model
 from conch.worker.arenas import make_arenas
 from conch.worker.batch_builder import BatchBuilder
+from conch.worker.drafting_parts import DraftingParts, WorkerPlugins
 from conch.worker.pool import allocate_pools, blocks_in
 from conch.worker.prepare import Prepared
-from conch.worker.row_table import RowTable, TokenViews
+from conch.worker.row_table import RowTable
 from conch.worker.sampler import Sampled, Sampler
+from conch.worker.speculation import Drafting, NoDrafting
 from conch.worker.verification import accepted_count
 from conch.worker.warm_up import warm_up_plans
 
@@ -41,25 +41,24 @@ class LocalWorker:
     ----------
     prepared
         The model.
-    kernel, drafter
-        The plugins in force.
+    plugins
+        Builders of the plugins in force.
     progress
         Told how far loading and warming up have come.
 
     Raises
     ------
     PluginError
-        The kernel cannot serve the model.
+        The kernel cannot serve the model, or a plugin cannot be built.
     CheckpointError
         The weights do not fit the model.
     ConfigError
         Memory does not suffice.
     """
 
-    def __init__(
-        self, prepared: Prepared, kernel: AttentionKernel, drafter: Drafter, progress: Progress
-    ) -> None:
+    def __init__(self, prepared: Prepared, plugins: WorkerPlugins, progress: Progress) -> None:
         config, spec = prepared.config, prepared.spec
+        kernel = plugins.kernel(spec)
         reasons = kernel.unfit(spec.attention)
         if reasons:
             raise PluginError(f"attention kernel {config.attention_kernel!r}: {'; '.join(reasons)}")
@@ -67,17 +66,21 @@ class LocalWorker:
         if self._device.type == "cpu":
             torch.set_num_threads(config.num_threads or _cores())
         self._spec, self._config = spec, config
-        self._kernel, self._drafter = kernel, drafter
+        self._kernel = kernel
         self._model = load_model(prepared.description, config, kernel, progress)
         width = -(-spec.max_model_len // config.block_size)
         self._table = RowTable(config.max_num_seqs, spec.max_model_len + 1, width)
         self._builder = BatchBuilder(self._table, config.block_size, self._device)
         self._sampler = Sampler(self._table, spec.eos_token_ids)
+        self._drafts = DraftingParts(prepared, plugins, self._table, self._sampler, progress)
+        self._drafting: Drafting = NoDrafting()
         progress("warming up", 0.0)
         self._pools = allocate_pools(spec, kernel, self._size_pool())
-        self._arenas = make_arenas(config, spec, kernel, self._pools)
+        self._arenas = make_arenas(config, [*self._pools, *self._drafts.allocate(self.num_blocks)])
+        self._drafting = self._drafts.start()
         for plan in warm_up_plans(config, min(spec.max_model_len, self.num_blocks * config.block_size)):
             self.execute(plan)
+        self._drafting = self._drafts.start()  # what it has measured so far is not how it will be
         progress("warming up", 1.0)
 
     @property
@@ -91,6 +94,7 @@ class LocalWorker:
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Do the step."""
+        started_s = time.perf_counter()
         self._learn(plan)
         with torch.inference_mode():
             if plan.moves:
@@ -100,13 +104,14 @@ class LocalWorker:
             batch, wanted = self._builder.build(plan.rows)
             step = PagedStep(self._kernel, self._kernel.plan(batch), self._pools)
             logits = self._model.logits(batch, step)
-            sampled = self._sampler.sample(logits, wanted)
-        results = self._accept(plan.rows, sampled)
-        return StepResult(self._with_drafts(results))
+            sampled = self._sampler.sample(logits, wanted, self._drafting.drawn(plan.rows))
+            results = self._accept(plan.rows, sampled)
+            return self._drafting.propose(plan.rows, results, time.perf_counter() - started_s)
 
     def close(self) -> None:
         """Free the device."""
         self._pools = [pool.new_empty(2, 0) for pool in self._pools]
+        self._drafts.close()
         del self._model, self._arenas
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -117,7 +122,7 @@ class LocalWorker:
         gone = (*plan.preempted, *plan.finished)
         if gone:
             table.forget(gone)
-            self._drafter.forget(gone)
+            self._drafting.forget(gone)
         for admission in plan.admitted:
             table.admit(admission)
         for row in plan.rows:
@@ -150,30 +155,12 @@ class LocalWorker:
             logprobs = tuple(sampled.logprobs[index] for index in range(first, first + len(accepted)))
         return RowResult(row.request_id, accepted, (), logprobs)
 
-    def _with_drafts(self, results: list[RowResult]) -> tuple[RowResult, ...]:
-        """Ask the drafter what comes next in each row that sampled.
-
-        All but the last token before a row's limit can be drafted.
-        """
-        table = self._table
-        sampled = [index for index, result in enumerate(results) if result.token_ids]
-        where = [table.row_of(results[index].request_id) for index in sampled]
-        context = DraftContext(
-            request_ids=[results[index].request_id for index in sampled],
-            token_ids=TokenViews(table, where),
-            room=[max(0, table.limits[row] - table.num_tokens[row] - 1) for row in where],
-        )
-        for index, drafts in zip(sampled, self._drafter.propose(context), strict=True):
-            if drafts:
-                one = results[index]
-                results[index] = RowResult(one.request_id, one.token_ids, tuple(drafts), one.logprobs)
-        return tuple(results)
-
     def _size_pool(self) -> int:
         """Return the number of blocks, measuring what a full step takes where the device is a GPU."""
         config = self._config
         if self._device.type == "cpu" or config.num_gpu_blocks_override:
-            return blocks_in(config, self._spec, self._kernel, config.kv_cache_memory_bytes)
+            free = config.kv_cache_memory_bytes - self._drafts.scratch_bytes
+            return blocks_in(config, self._spec, self._kernel, free, self._drafts.block_bytes)
         tokens = min(config.max_num_batched_tokens, self._spec.max_model_len)
         self._pools = allocate_pools(self._spec, self._kernel, -(-tokens // config.block_size))
         torch.cuda.reset_peak_memory_stats(self._device)
@@ -182,8 +169,8 @@ class LocalWorker:
         taken = torch.cuda.max_memory_allocated(self._device) - sum(pool.nbytes for pool in self._pools)
         self._pools = []
         total = torch.cuda.get_device_properties(self._device).total_memory
-        free = int(total * config.gpu_memory_utilization) - taken
-        return blocks_in(config, self._spec, self._kernel, free)
+        free = int(total * config.gpu_memory_utilization) - taken - self._drafts.scratch_bytes
+        return blocks_in(config, self._spec, self._kernel, free, self._drafts.block_bytes)
 
 
 def _failure(sampled: Sampled, logit_rows: range) -> Failure | None:

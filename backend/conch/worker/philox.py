@@ -1,11 +1,13 @@
 """Random numbers without state: Philox4x32-10, a cipher that turns (key, counter) into 128 random bits.
 
 Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. The draw for a token
-is a function of the request's seed and the token's position alone. Nothing has to be saved over a preemption,
-and neighbours in a batch cannot shift it.
+is a function of the request's seed, the token's position and what it is drawn for. Nothing has to be saved
+over a preemption, and neighbours in a batch cannot shift it.
 """
 
 from __future__ import annotations
+
+from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +19,19 @@ _SHIFT = np.uint64(32)
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _WEYL = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
 _ROUNDS = 10
+
+
+class Purpose(IntEnum):
+    """What a number decides: no two decisions about a position share one."""
+
+    DRAW = 0
+    """The token, from the target's distribution."""
+    ACCEPT = 1
+    """Whether a draft is accepted."""
+    RESIDUAL = 2
+    """The token in place of a rejected draft."""
+    DRAFT = 3
+    """The draft, from the drafter's distribution."""
 
 
 def philox4x32(counter: U64, key: U64) -> U64:
@@ -48,12 +63,15 @@ def philox4x32(counter: U64, key: U64) -> U64:
     return np.stack([first, second, third, fourth])
 
 
-def uniforms(seeds: U64, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+def uniforms(
+    seeds: U64, positions: npt.NDArray[np.int64], purpose: Purpose = Purpose.DRAW
+) -> npt.NDArray[np.float64]:
     """Draw one number in [0, 1) for each (seed, position): float64 [L] of 53 random bits."""
     where = positions.astype(np.uint64)
     zeros = np.zeros_like(where)
     words = philox4x32(
-        np.stack([where & _LOW, where >> _SHIFT, zeros, zeros]), np.stack([seeds & _LOW, seeds >> _SHIFT])
+        np.stack([where & _LOW, where >> _SHIFT, zeros + np.uint64(purpose), zeros]),
+        np.stack([seeds & _LOW, seeds >> _SHIFT]),
     )
     bits = ((words[0] << _SHIFT) | words[1]) >> np.uint64(11)
     drawn: npt.NDArray[np.float64] = bits * 2.0**-53

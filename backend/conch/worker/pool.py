@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -56,19 +57,19 @@ def allocate_pools(spec: ModelSpec, kernel: AttentionKernel, num_blocks: int) ->
     return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(spec.num_layers)]
 
 
-def allocate_in_host(
-    spec: ModelSpec, kernel: AttentionKernel, num_bytes: int, key: str
-) -> list[torch.Tensor]:
-    """Allocate one pool a layer in the memory of the host, of as many blocks as fit into `num_bytes`.
+def allocate_in_host(pools: Sequence[torch.Tensor], num_bytes: int, key: str) -> list[torch.Tensor]:
+    """Allocate the like of each pool in the memory of the host, of as many blocks as fit into `num_bytes`.
 
     Raises
     ------
     ConfigError
         Not one block fits; `key` is what set the size.
     """
-    each = block_bytes(spec, kernel)
+    each = sum(pool[:, :1].nbytes for pool in pools)
     if num_bytes < each:
         raise ConfigError(f"{key} ({num_bytes} bytes) holds no KV block: one takes {each} bytes")
-    dtype, is_pinned = getattr(torch, spec.attention.pool_dtype), spec.attention.device.startswith("cuda")
-    shape = kernel.kv_shape(num_bytes // each)
-    return [torch.zeros(shape, dtype=dtype, pin_memory=is_pinned) for _ in range(spec.num_layers)]
+    count = num_bytes // each
+    return [
+        torch.zeros((2, count, *pool.shape[2:]), dtype=pool.dtype, pin_memory=pool.device.type == "cuda")
+        for pool in pools
+    ]

@@ -32,9 +32,9 @@ class RowTable:
     Attributes
     ----------
     token_ids : int32 [rows, max_tokens]
-    num_tokens, limits : list of int
-        `limits` are the most tokens that each request will ever have. Read and written row by row, which
-        takes lists a fraction of the time that it takes arrays.
+    num_tokens, limits, num_blocks : list of int
+        `limits` are the most tokens that each request will ever have, `num_blocks` the length of its block
+        table. Read and written row by row, which takes lists a fraction of the time that it takes arrays.
     num_prompt : int64 [rows]
     block_tables : int32 [rows, max_blocks]
     seeds : uint64 [rows]
@@ -55,6 +55,7 @@ class RowTable:
         self.token_ids = np.zeros((num_rows, max_tokens), np.int32)
         self.num_tokens = [0] * num_rows
         self.limits = [0] * num_rows
+        self.num_blocks = [0] * num_rows
         self.num_prompt = np.zeros(num_rows, np.int64)
         self.block_tables = np.zeros((num_rows, max_blocks), np.int32)
         self.seeds = np.zeros(num_rows, np.uint64)
@@ -89,6 +90,7 @@ class RowTable:
         count = len(admission.token_ids)
         self.token_ids[row, :count] = admission.token_ids
         self.num_tokens[row] = count
+        self.num_blocks[row] = 0
         self.num_prompt[row] = admission.num_prompt
         self.limits[row] = admission.limit
         self.seeds[row] = admission.seed % _U64
@@ -121,7 +123,14 @@ class RowTable:
                 self._free.append(row)
 
     def set_blocks(self, row: int, start: int, blocks: Sequence[int]) -> None:
-        """Change a row's block table from entry `start` on."""
+        """Change a row's block table from entry `start` to its end."""
+        end = start + len(blocks)
+        self.block_tables[row, start:end] = blocks
+        self.num_blocks[row] = end
+
+    def set_scratch(self, row: int, blocks: Sequence[int]) -> None:
+        """Lend entries after the end of a row's block table to blocks that are nobody's."""
+        start = self.num_blocks[row]
         self.block_tables[row, start : start + len(blocks)] = blocks
 
     def put_drafts(self, row: int, drafts: Sequence[int]) -> None:
@@ -149,6 +158,7 @@ class RowTable:
         self.params += self.params
         self.num_tokens += [0] * old
         self.limits += [0] * old
+        self.num_blocks += [0] * old
         self._free = list(range(2 * old - 1, old - 1, -1))
 
 
@@ -184,3 +194,8 @@ class TokenView(Sequence[int]):
 
     def __getitem__(self, index):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN204 - int or slice
         return self._tokens[index].tolist()
+
+    def __array__(
+        self, dtype: npt.DTypeLike | None = None, copy: bool | None = None
+    ) -> npt.NDArray[np.int32]:
+        return self._tokens if dtype is None else self._tokens.astype(dtype, copy=bool(copy))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,10 +12,14 @@ import torch
 
 from conch.api import TokenLogprobs
 from conch.worker.batch_builder import LogitRows
-from conch.worker.drawing import DrawSettings, draw
+from conch.worker.drawing import DrawSettings, draw, kept_weights
 from conch.worker.logit_edits import edit_logits
-from conch.worker.philox import uniforms
+from conch.worker.philox import Purpose, uniforms
 from conch.worker.row_table import RowTable
+from conch.worker.verification import DrawnDraft, decide
+
+I64 = npt.NDArray[np.int64]
+NO_DRAWN_DRAFTS: Mapping[int, DrawnDraft] = {}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,54 +58,96 @@ class Sampler:
         self._table = table
         self._eos_token_ids = eos_token_ids
 
-    def sample(self, logits: torch.Tensor, wanted: LogitRows) -> Sampled:
-        """Sample a token for each row of logits: float32 [L, V]."""
+    def sample(
+        self,
+        logits: torch.Tensor,
+        wanted: LogitRows,
+        drawn_drafts: Mapping[int, DrawnDraft] = NO_DRAWN_DRAFTS,
+    ) -> Sampled:
+        """Decide a token for each row of logits: float32 [L, V].
+
+        Parameters
+        ----------
+        drawn_drafts
+            By logit row, drafts that were drawn rather than guessed; see `conch.worker.verification`.
+        """
         table = self._table
         if not table.is_special[wanted.rows].any():
             best, likeliest = _find_likeliest(logits)
             return Sampled(likeliest.tolist(), {}, _broken(best))
-        num_output = wanted.positions - table.num_prompt[wanted.rows]
-        edited = np.flatnonzero(table.is_edited[wanted.rows] | (num_output < table.min_tokens[wanted.rows]))
-        is_random = table.is_random[wanted.rows]
-        final = self._edited(logits, wanted, edited) if len(edited) else logits
-        best, likeliest = _find_likeliest(final)
-        broken = _broken(best)
-        if broken:
-            final = final.index_fill(0, torch.tensor(list(broken), device=final.device), 0.0)
+        final, likeliest, broken = self.edited(logits, wanted)
+        is_random = table.is_random[wanted.rows].copy()
+        is_random[list(drawn_drafts)] = False
         if is_random.any():
             likeliest = self._drawn(final, wanted, np.flatnonzero(is_random), likeliest)
+        if drawn_drafts:
+            likeliest = self._decided(final, wanted, drawn_drafts, likeliest)
         reporting = np.flatnonzero(table.has_logprobs[wanted.rows])
         logprobs = self._logprobs(logits, wanted, reporting, likeliest) if len(reporting) else {}
         return Sampled(likeliest.tolist(), logprobs, broken)
 
-    def _edited(self, logits: torch.Tensor, wanted: LogitRows, which: npt.NDArray[np.int64]) -> torch.Tensor:
-        final = logits.clone()
+    def edited(
+        self, logits: torch.Tensor, wanted: LogitRows
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[int, float]]:
+        """Change logits as requests ask: returns them, the likeliest token of each row, and broken rows.
+
+        Broken rows are 0 in what is returned.
+        """
+        table = self._table
+        num_output = wanted.positions - table.num_prompt[wanted.rows]
+        which = np.flatnonzero(table.is_edited[wanted.rows] | (num_output < table.min_tokens[wanted.rows]))
+        final = logits.clone() if len(which) else logits
         for index in which.tolist():
             row, position = int(wanted.rows[index]), int(wanted.positions[index])
-            edit_logits(final[index], self._table, row, position, self._eos_token_ids)
-        return final
+            edit_logits(final[index], table, row, position, self._eos_token_ids)
+        best, likeliest = _find_likeliest(final)
+        broken = _broken(best)
+        if broken:
+            final = final.index_fill(0, torch.tensor(list(broken), device=final.device), 0.0)
+        return final, likeliest, broken
 
-    def _drawn(
-        self,
-        logits: torch.Tensor,
-        wanted: LogitRows,
-        which: npt.NDArray[np.int64],
-        likeliest: torch.Tensor,
-    ) -> torch.Tensor:
-        """Return `likeliest` with the rows `which` drawn instead."""
+    def settings(self, wanted: LogitRows, which: I64, purpose: Purpose, device: torch.device) -> DrawSettings:
+        """Return how the rows `which` draw for a purpose."""
         table, rows = self._table, wanted.rows[which]
         numbers = (
             table.temperature[rows],
             table.top_k[rows],
             table.top_p[rows],
             table.min_p[rows],
-            uniforms(table.seeds[rows], wanted.positions[which]),
+            uniforms(table.seeds[rows], wanted.positions[which], purpose),
         )
-        settings = DrawSettings(*(torch.from_numpy(each).to(logits.device) for each in numbers))
+        return DrawSettings(*(torch.from_numpy(each).to(device) for each in numbers))
+
+    def _drawn(
+        self, logits: torch.Tensor, wanted: LogitRows, which: I64, likeliest: torch.Tensor
+    ) -> torch.Tensor:
+        """Return `likeliest` with the rows `which` drawn instead."""
+        settings = self.settings(wanted, which, Purpose.DRAW, logits.device)
         if len(which) == len(wanted.rows):
             return draw(logits, settings)
         index = torch.from_numpy(which).to(logits.device)
         return likeliest.index_copy(0, index, draw(logits[index], settings))
+
+    def _decided(
+        self,
+        logits: torch.Tensor,
+        wanted: LogitRows,
+        drafts: Mapping[int, DrawnDraft],
+        likeliest: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return `likeliest` with the rows of drawn drafts decided instead."""
+        which = np.fromiter(drafts, np.int64)
+        index = torch.from_numpy(which).to(logits.device)
+        settings = self.settings(wanted, which, Purpose.ACCEPT, logits.device)
+        seeds = self._table.seeds[wanted.rows[which]]
+        residual = torch.from_numpy(uniforms(seeds, wanted.positions[which], Purpose.RESIDUAL))
+        decided = decide(
+            kept_weights(logits[index], settings),
+            list(drafts.values()),
+            settings.uniform,
+            residual.to(logits.device),
+        )
+        return likeliest.index_copy(0, index, torch.tensor(decided, device=logits.device))
 
     def _logprobs(
         self,

@@ -1,0 +1,152 @@
+"""How many drafts are worth it: by batch size, and by what they have brought so far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from conch.api.speculative import SpeculativeConfig
+from conch.worker.acceptance import Acceptance
+from conch.worker.step_times import StepTimes
+
+_PROBE_EVERY = 32
+_PROBE_SHARE = 8
+_PROBE_DRAFTS = 2
+_MUST_GAIN = 1.02
+"""Tokens per second with drafts over those without, before any are made: estimates are not that good."""
+
+
+class DraftControl(Protocol):
+    """Decides how many tokens are drafted for each request, and how many of these are verified."""
+
+    def rooms(self, request_ids: Sequence[int], rooms: Sequence[int]) -> list[int]:
+        """Return how many tokens to draft for each request, at most `rooms`."""
+
+    def trim(self, request_ids: Sequence[int], lengths: Sequence[int]) -> list[int]:
+        """Return how many of `lengths` drafted tokens to verify for each request."""
+
+    def learn_step(self, num_tokens: int, seconds: float) -> None:
+        """Take in how long a step of decodes took."""
+
+    def learn_drafting(self, rounds: int, seconds: float) -> None:
+        """Take in how long it took to draft up to `rounds` tokens for each request."""
+
+    def learn_row(self, request_id: int, drafted: int, accepted: int) -> None:
+        """Take in what became of a draft."""
+
+    def forget(self, request_ids: Iterable[int]) -> None:
+        """Drop what is known of requests."""
+
+
+class Schedule:
+    """As many as the configuration says for the size of the batch."""
+
+    def __init__(self, settings: SpeculativeConfig) -> None:
+        self._settings = settings
+
+    def rooms(self, request_ids: Sequence[int], rooms: Sequence[int]) -> list[int]:
+        """Cut to the number for this batch size."""
+        most = self._settings.most_at(len(request_ids))
+        return [min(room, most) for room in rooms]
+
+    def trim(self, request_ids: Sequence[int], lengths: Sequence[int]) -> list[int]:
+        """Keep all."""
+        return list(lengths)
+
+    def learn_step(self, num_tokens: int, seconds: float) -> None:
+        """Have no use for it."""
+
+    def learn_drafting(self, rounds: int, seconds: float) -> None:
+        """Have no use for it."""
+
+    def learn_row(self, request_id: int, drafted: int, accepted: int) -> None:
+        """Have no use for it."""
+
+    def forget(self, request_ids: Iterable[int]) -> None:
+        """Have nothing to drop."""
+
+
+class BackOff:
+    """As many as make the most tokens per second, as far as measurements tell.
+
+    A step over r requests with drafts brings ``r + sum of chances`` tokens, a chance being that a draft and
+    all before it are accepted, and takes ``time(r + drafts)`` and the drafting. Drafts are taken in order of
+    their chances for as long as that pays. While nothing pays a few requests still draft a little now and
+    then, so that it is noticed when that changes.
+
+    Parameters
+    ----------
+    settings
+        Bounds every number.
+    """
+
+    def __init__(self, settings: SpeculativeConfig) -> None:
+        self._schedule = Schedule(settings)
+        self._acceptance = Acceptance(settings.num_tokens)
+        self._times = StepTimes()
+        self._round_s = 0.0
+        self._idle = 0
+        self._probes = 0
+
+    def rooms(self, request_ids: Sequence[int], rooms: Sequence[int]) -> list[int]:
+        """Return how many tokens to draft: for all that do, as many rounds as pay for the best."""
+        rooms = self._schedule.rooms(request_ids, rooms)
+        if not any(rooms):
+            return rooms
+        rounds = max(self._best(request_ids, rooms, self._round_s))
+        if rounds:
+            self._idle = 0
+            return [min(room, rounds) for room in rooms]
+        self._idle += 1
+        return self._probe(rooms) if self._idle % _PROBE_EVERY == 0 else [0] * len(rooms)
+
+    def trim(self, request_ids: Sequence[int], lengths: Sequence[int]) -> list[int]:
+        """Keep what pays; the drafting is paid for already. A probe is kept whole."""
+        return list(lengths) if self._idle or not any(lengths) else self._best(request_ids, lengths, 0.0)
+
+    def learn_step(self, num_tokens: int, seconds: float) -> None:
+        """Take in how long a step of decodes took."""
+        self._times.learn(num_tokens, seconds)
+
+    def learn_drafting(self, rounds: int, seconds: float) -> None:
+        """Take in how long it took to draft up to `rounds` tokens for each request."""
+        self._round_s += 0.2 * (seconds / rounds - self._round_s)
+
+    def learn_row(self, request_id: int, drafted: int, accepted: int) -> None:
+        """Take in what became of a draft."""
+        self._acceptance.learn(request_id, drafted, accepted)
+
+    def forget(self, request_ids: Iterable[int]) -> None:
+        """Drop what is known of requests."""
+        self._acceptance.forget(request_ids)
+
+    def _probe(self, rooms: Sequence[int]) -> list[int]:
+        """Let one request in `_PROBE_SHARE` draft, another one each time."""
+        self._probes += 1
+        return [
+            min(room, _PROBE_DRAFTS) if (index + self._probes) % min(_PROBE_SHARE, len(rooms)) == 0 else 0
+            for index, room in enumerate(rooms)
+        ]
+
+    def _best(self, request_ids: Sequence[int], most: Sequence[int], round_s: float) -> list[int]:
+        """Return the number of drafts of each request that brings the most tokens per second."""
+        count = len(request_ids)
+        limits = np.array(most)
+        chances = np.array([self._acceptance.chances(request_id) for request_id in request_ids])
+        depth = np.arange(chances.shape[1])
+        where, depths = np.nonzero(depth[None, :] < limits[:, None])
+        gains = chances[where, depths]
+        order = np.argsort(-gains, kind="stable")  # chances fall along a draft, so its prefixes come first
+        seconds = self._times.predict(count + np.arange(len(order) + 1))
+        if seconds is None:
+            return list(most)
+        tokens = count + np.concatenate([[0.0], np.cumsum(gains[order])])
+        rounds = np.concatenate([[0], np.maximum.accumulate(depths[order] + 1)])
+        speed = tokens / (seconds + round_s * rounds)
+        best = int(speed.argmax())
+        if speed[best] < _MUST_GAIN * speed[0]:
+            best = 0
+        kept: list[int] = np.bincount(where[order[:best]], minlength=count).tolist()
+        return kept

@@ -1,0 +1,177 @@
+"""A second model in the worker, for drafters: its KV lies under the target's block numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+import torch
+
+from conch.api import AttentionKernel, ConfigError, EngineConfig, ModelSpec, PluginError, Row
+from conch.model.attention import PagedStep
+from conch.model.choosing import load_model
+from conch.worker.batch_builder import BatchBuilder
+from conch.worker.draft_draws import DraftDraws
+from conch.worker.pool import allocate_pools, block_bytes
+from conch.worker.prepare import Prepared, prepare
+from conch.worker.row_table import RowTable
+
+Progress = Callable[[str, float], None]
+
+
+def prepare_draft_model(config: EngineConfig, target: ModelSpec, progress: Progress) -> Prepared:
+    """Find and understand the draft model of a configuration.
+
+    Raises
+    ------
+    CheckpointError
+        It is missing, or cannot be served.
+    ConfigError
+        No model is named, or its vocabulary is not the target's.
+    """
+    settings = config.speculative_config
+    if settings is None or settings.model is None:
+        raise ConfigError("this drafter needs speculative_config.model")
+    own = msgspec.structs.replace(
+        config,
+        model=settings.model,
+        quantization=settings.quantization,
+        max_model_len=settings.max_model_len,
+        speculative_config=None,
+    )
+    prepared = prepare(own, progress)
+    if prepared.spec.vocab_size != target.vocab_size:
+        raise ConfigError(
+            f"the draft model {settings.model!r} has a vocabulary of {prepared.spec.vocab_size} tokens and "
+            f"the target one of {target.vocab_size}: they must be the same"
+        )
+    if _reach(prepared.spec) > _reach(target):
+        raise ConfigError(
+            f"the draft model {settings.model!r} looks further back than the target, whose KV is given up "
+            "where it falls behind the window of every layer"
+        )
+    return prepared
+
+
+def _reach(spec: ModelSpec) -> float:
+    """Return how many tokens a model looks back."""
+    return max(math.inf if window is None else window for window in spec.attention.windows)
+
+
+class SecondModel:
+    """`conch.api.DraftModel`, over the worker's own row table.
+
+    Entries of a row's block table past its blocks are lent to scratch blocks: the engine sets them before it
+    ever uses them.
+
+    Parameters
+    ----------
+    prepared
+        The model.
+    kernel
+        Its attention.
+    table, draws
+        What is known of the requests, and where drafts are drawn.
+    target
+        The model that it drafts for.
+    progress
+        Told how far loading has come.
+
+    Raises
+    ------
+    PluginError
+        The kernel cannot serve the model.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        kernel: AttentionKernel,
+        table: RowTable,
+        draws: DraftDraws,
+        target: Prepared,
+        progress: Progress,
+    ) -> None:
+        config, settings = prepared.config, target.config.speculative_config
+        assert settings is not None, "there is a draft model because it says so"
+        reasons = kernel.unfit(prepared.spec.attention)
+        if reasons:
+            raise PluginError(f"attention kernel for the draft model: {'; '.join(reasons)}")
+        self._config, self._spec, self._kernel = config, prepared.spec, kernel
+        self._table, self._draws = table, draws
+        self._block_size = config.block_size
+        self._builder = BatchBuilder(table, config.block_size, torch.device(prepared.spec.attention.device))
+        self._max_model_len = min(prepared.spec.max_model_len, target.spec.max_model_len)
+        self._scratch_each = -(-settings.num_tokens // config.block_size)
+        self._model = load_model(prepared.description, config, kernel, progress)
+        self._pools: list[torch.Tensor] = []
+        self._scratch: dict[int, int] = {}
+        self._scratch_from = 0
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens that it can see."""
+        return self._max_model_len
+
+    @property
+    def max_num_tokens(self) -> int:
+        """Tokens that one call of `logits` should have at most."""
+        return self._config.max_num_batched_tokens
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block over all layers."""
+        return block_bytes(self._spec, self._kernel)
+
+    @property
+    def num_scratch_blocks(self) -> int:
+        """Blocks besides those of the pool, for drafts that are ahead of their request's blocks."""
+        return self._config.max_num_seqs * self._scratch_each
+
+    def allocate(self, num_blocks: int) -> list[torch.Tensor]:
+        """Allocate the KV pool, the scratch blocks last; returns it, for whole blocks to be moved in."""
+        self._scratch_from = num_blocks
+        self._pools = allocate_pools(self._spec, self._kernel, num_blocks + self.num_scratch_blocks)
+        return self._pools
+
+    def begin(self) -> None:
+        """Begin the drafting of a step: scratch blocks are free again."""
+        self._scratch.clear()
+
+    def logits(self, rows: Sequence[Row]) -> torch.Tensor:
+        """Compute rows and their KV; returns the logits of those that sample: float32 [L, V]."""
+        for row in rows:
+            self._lend(row)
+        batch, _ = self._builder.build(rows)
+        step = PagedStep(self._kernel, self._kernel.plan(batch), self._pools)
+        return self._model.logits(batch, step)
+
+    def first_held(self, request_id: int) -> int:
+        """Return the first token of a request whose block it still has."""
+        at = self._table.row_of(request_id)
+        blocks = self._table.block_tables[at, : self._table.num_blocks[at]]
+        return int(np.argmax(blocks >= 0)) * self._block_size
+
+    def draw(self, request_ids: Sequence[int], logits: torch.Tensor) -> list[int | None]:
+        """Draw the next draft of each request as its own settings say."""
+        return self._draws.draw(request_ids, logits)
+
+    def close(self) -> None:
+        """Free the device."""
+        self._pools = []
+        del self._model
+
+    def _lend(self, row: Row) -> None:
+        """Put scratch blocks where the row has none of its own."""
+        at = self._table.row_of(row.request_id)
+        held = self._table.num_blocks[at]
+        needed = -(-(row.start + row.count) // self._block_size)
+        if needed <= held:
+            return
+        place = self._scratch.setdefault(row.request_id, len(self._scratch))
+        assert place < self._config.max_num_seqs, "more requests draft than may run"
+        assert needed - held <= self._scratch_each, "drafts further ahead than was agreed"
+        first = self._scratch_from + place * self._scratch_each
+        self._table.set_scratch(at, range(first, first + needed - held))
