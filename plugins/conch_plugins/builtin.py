@@ -56,8 +56,8 @@ def conch_kv_managers() -> Mapping[str, Callable[[BuildContext], KVManager]]:
 
 @hookimpl
 def conch_prefix_caches() -> Mapping[str, Callable[[BuildContext], PrefixCache]]:
-    """`hash`: full blocks by the hash of their prefix; `none`."""
-    return {"hash": _hash, "none": _no_prefix_cache}
+    """`hash`: full blocks by the hash of their prefix; `radix`: tokens in a tree; `none`."""
+    return {"hash": _hash, "radix": _radix, "none": _no_prefix_cache}
 
 
 @hookimpl
@@ -114,6 +114,12 @@ def _hash(context: BuildContext) -> PrefixCache:
     from conch_plugins.prefix_caches.hash import HashPrefixCache
 
     return HashPrefixCache(context.config.block_size, context.model.fingerprint)
+
+
+def _radix(context: BuildContext) -> PrefixCache:
+    from conch_plugins.prefix_caches.radix import RadixPrefixCache
+
+    return RadixPrefixCache(context.config.block_size, context.model.fingerprint)
 
 
 def _no_prefix_cache(_: BuildContext) -> PrefixCache:

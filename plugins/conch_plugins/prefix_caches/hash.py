@@ -2,66 +2,45 @@
 
 from __future__ import annotations
 
-from array import array
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from hashlib import blake2b
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from conch.api import Match, Request
-
-BlockHash = Callable[[bytes, tuple[int, ...]], bytes]
-"""From the digest of the block before and the tokens of a block to the digest of the block."""
-
-
-def blake2b_hash(parent: bytes, tokens: tuple[int, ...]) -> bytes:
-    """Hash with blake2b, 128 bits."""
-    return blake2b(array("q", tokens).tobytes(), key=parent, digest_size=16).digest()
+from conch.api import Arena, Match, Request
+from conch_plugins.prefix_caches.block_cache import NOWHERE, BlockCache, Entry
+from conch_plugins.prefix_caches.event_log import SILENT, EventLog
+from conch_plugins.prefix_caches.trail import TOKEN_BYTES, BlockHash, Trail, blake2b_hash, root_digest
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class ChainEntry(Entry):
     """A cached block: the KV of `tokens` behind everything that `parent` stands for.
 
     The root of a chain has no parent, and its salt in place of tokens.
     """
 
-    parent: Entry | None
-    tokens: tuple[int, ...] | str
+    parent: ChainEntry | None
+    tokens: bytes
     digest: bytes
-    block: int | None
 
 
-@dataclass(slots=True, eq=False)
-class _Chain:
-    """What is known of one request's prefix: digests of its full blocks, and its last entry.
+class Chain(Trail):
+    """A request's tokens, and the entries that they were found under or inserted as.
 
     A closed chain inserts no more: one of its blocks collided with another prefix.
     """
 
-    root: Entry
-    last: Entry
-    digests: list[bytes] = field(default_factory=list)
-    num_inserted: int = 0
-    closed: bool = False
+    __slots__ = ("found", "is_closed", "last", "num_inserted", "start")
+
+    def __init__(self, request: Request, block_bytes: int, root: bytes, block_hash: BlockHash) -> None:
+        super().__init__(request, block_bytes, root, block_hash)
+        self.start = ChainEntry(None, request.cache_salt.encode(), root)
+        self.found: list[ChainEntry] = []
+        self.last = self.start
+        self.num_inserted = 0
+        self.is_closed = False
 
 
-@dataclass(slots=True)
-class _Index:
-    """Entries by digest and by block."""
-
-    by_digest: dict[bytes, Entry] = field(default_factory=dict)
-    by_block: dict[int, Entry] = field(default_factory=dict)
-
-    def add(self, entry: Entry, block: int) -> None:
-        self.by_digest[entry.digest] = entry
-        self.by_block[block] = entry
-
-    def remove(self, block: int) -> None:
-        del self.by_digest[self.by_block.pop(block).digest]
-
-
-class HashPrefixCache:
+class HashPrefixCache(BlockCache[ChainEntry]):
     """Finds cached blocks by a chained hash and believes none of it: tokens are compared on every hit.
 
     An entry is linked to the entry of the block before it, so a hit compares the whole prefix though it looks
@@ -76,128 +55,124 @@ class HashPrefixCache:
         Identifies the weights.
     block_hash
         Chained over the blocks of a prefix.
+    slots
+        Slots of lower tiers for evicted blocks, the nearest tier first.
+    log
+        Told of what is stored and removed.
     """
 
-    def __init__(self, block_size: int, fingerprint: str, block_hash: BlockHash = blake2b_hash) -> None:
-        self._block_size = block_size
+    def __init__(
+        self,
+        block_size: int,
+        fingerprint: str,
+        block_hash: BlockHash = blake2b_hash,
+        slots: Mapping[Arena, range] = NOWHERE,
+        log: EventLog = SILENT,
+    ) -> None:
+        super().__init__(block_size, slots, log)
+        self._block_bytes = block_size * TOKEN_BYTES
         self._fingerprint = fingerprint
         self._hash = block_hash
-        self._index = _Index()
-        self._evictable: OrderedDict[int, None] = OrderedDict()
-        self._chains: dict[int, _Chain] = {}
-
-    @property
-    def num_evictable(self) -> int:
-        """Cached blocks without a user."""
-        return len(self._evictable)
+        self._by_digest: dict[bytes, ChainEntry] = {}
+        self._chains: dict[int, Chain] = {}
 
     def match(self, request: Request) -> Match:
         """Find the longest cached prefix that leaves a token to compute."""
-        chain = self._chain(request)
-        full = (request.num_tokens - 1) // self._block_size
-        self._extend(chain, request, full)
-        entry = chain.root
+        found = self._find(self._chain(request), (request.num_tokens - 1) // self._block_size)
         blocks: list[int] = []
-        for index in range(full):
-            found = self._index.by_digest.get(chain.digests[index])
-            if found is None or not self._holds(found, entry, self._tokens(request, index)):
+        for entry in found:
+            if entry.block is None:
                 break
-            assert found.block is not None, "only roots have no block, and roots are not indexed"
-            blocks.append(found.block)
-            entry = found
-        return Match(tuple(blocks), len(blocks) * self._block_size)
+            blocks.append(entry.block)
+        below = self._num_below(found[len(blocks) :]) if len(blocks) < len(found) else 0
+        size = self._block_size
+        return Match(tuple(blocks), len(blocks) * size, below * size)
+
+    def restore(self, request: Request, blocks: Sequence[int], num_tokens: int) -> int:
+        """Bring back what lies in lower tiers behind the first `num_tokens` tokens."""
+        chain, size = self._chain(request), self._block_size
+        found = self._find(chain, min((request.num_tokens - 1) // size, len(blocks)))
+        for index in range(num_tokens // size, len(found)):
+            if not self._bring(found[index], blocks[index], chain, index):
+                break
+            num_tokens += size
+        return num_tokens
 
     def insert(self, request: Request, blocks: Sequence[int], num_computed: int) -> None:
         """Remember the full blocks among the computed tokens that were not offered yet.
 
         A block whose prefix is cached already is not remembered: the first stays.
         """
-        chain = self._chain(request)
         full = min(num_computed, request.num_tokens) // self._block_size
-        self._extend(chain, request, full)
-        while chain.num_inserted < full and not chain.closed:
-            index = chain.num_inserted
-            self._insert_block(chain, chain.digests[index], self._tokens(request, index), blocks[index])
-            chain.num_inserted += 1
-
-    def _insert_block(self, chain: _Chain, digest: bytes, tokens: tuple[int, ...], block: int) -> None:
-        found = self._index.by_digest.get(digest)
-        if found is not None:
-            chain.closed = not self._holds(found, chain.last, tokens)
-            chain.last = found
+        chain = self._chain(request)
+        if full <= chain.num_inserted or chain.is_closed:
             return
-        entry = Entry(chain.last, tokens, digest, block)
-        if block not in self._index.by_block:
-            self._index.add(entry, block)
-        chain.last = entry
+        digests, size = chain.digests(full), self._block_bytes
+        data = chain.read(full * self._block_size)
+        for index in range(chain.num_inserted, full):
+            tokens = bytes(data[index * size : (index + 1) * size])
+            entry = self._by_digest.get(digests[index])
+            if entry is None:
+                entry = ChainEntry(chain.last, tokens, digests[index])
+                if self._add(entry, blocks[index], chain, index):
+                    self._by_digest[entry.digest] = entry
+            elif not _stands_for(entry, chain.last, tokens):
+                chain.is_closed = True
+                return
+            elif entry.block is None:
+                self._add(entry, blocks[index], chain, index)
+            chain.last = entry
+            chain.num_inserted = index + 1
 
     def forget(self, request_id: int) -> None:
         """Drop the request's chain."""
         self._chains.pop(request_id, None)
 
-    def holds(self, block: int) -> bool:
-        """Whether the block is cached."""
-        return block in self._index.by_block
-
-    def discard(self, blocks: Sequence[int]) -> None:
-        """Forget blocks that are in use; what was cached behind them can be found no more, and ages out."""
-        for block in blocks:
-            if block in self._index.by_block:
-                self._index.remove(block)
-
-    def keep(self, block: int) -> bool:
-        """Take over a block whose last user left, if it is cached."""
-        if block not in self._index.by_block:
-            return False
-        self._evictable[block] = None
-        return True
-
-    def reuse(self, block: int) -> None:
-        """Note that an evictable block has a user again."""
-        del self._evictable[block]
-
-    def evict(self, count: int) -> list[int]:
-        """Give up blocks, least recently used first."""
-        evicted: list[int] = []
-        while self._evictable and len(evicted) < count:
-            block, _ = self._evictable.popitem(last=False)
-            self._index.remove(block)
-            evicted.append(block)
-        return evicted
-
-    def _chain(self, request: Request) -> _Chain:
+    def _chain(self, request: Request) -> Chain:
         chain = self._chains.get(request.id)
         if chain is None:
-            key = f"{len(self._fingerprint)}:{self._fingerprint}{request.cache_salt}"
-            digest = blake2b(key.encode(), digest_size=16).digest()
-            root = Entry(None, request.cache_salt, digest, None)
-            chain = self._chains[request.id] = _Chain(root, root)
+            root = root_digest(self._fingerprint, request.cache_salt)
+            chain = self._chains[request.id] = Chain(request, self._block_bytes, root, self._hash)
         return chain
 
-    def _tokens(self, request: Request, index: int) -> tuple[int, ...]:
-        start = index * self._block_size
-        return tuple(request.token_ids[start : start + self._block_size])
+    def _find(self, chain: Chain, most: int) -> list[ChainEntry]:
+        """Return the entries of the longest prefix of at most `most` blocks that lies anywhere.
 
-    def _extend(self, chain: _Chain, request: Request, count: int) -> None:
-        """Know the digests of the first `count` blocks; each once, since tokens are only ever appended."""
-        known = chain.digests
-        for index in range(len(known), count):
-            parent = known[-1] if known else chain.root.digest
-            known.append(self._hash(parent, self._tokens(request, index)))
+        What a chain found before is only asked whether it is still there.
+        """
+        found, index_of = chain.found, self._by_digest
+        for index, entry in enumerate(found):
+            if index_of.get(entry.digest) is not entry:
+                del found[index:]
+                break
+        if len(found) < most:
+            digests, size = chain.digests(most), self._block_bytes
+            data = bytes(chain.read(most * self._block_size))
+            last = found[-1] if found else chain.start
+            for index in range(len(found), most):
+                after = index_of.get(digests[index])
+                if after is None or not _stands_for(after, last, data[index * size : (index + 1) * size]):
+                    break
+                found.append(after)
+                last = after
+        return found[:most]
 
-    @staticmethod
-    def _holds(found: Entry, parent: Entry, tokens: tuple[int, ...]) -> bool:
-        """Whether an entry is that of `tokens` behind `parent`, whatever the digests say."""
-        if found.tokens != tokens:
+    def _lose(self, entry: ChainEntry) -> None:
+        del self._by_digest[entry.digest]
+
+
+def _stands_for(entry: ChainEntry, parent: ChainEntry, tokens: bytes) -> bool:
+    """Whether an entry is that of `tokens` behind `parent`, whatever the digests say."""
+    if entry.tokens != tokens:
+        return False
+    if entry.parent is not parent:
+        if not _same_prefix(entry.parent, parent):
             return False
-        if found.parent is not parent:
-            if not _same_prefix(found.parent, parent):
-                return False
-            found.parent = parent
-        return True
+        entry.parent = parent
+    return True
 
 
-def _same_prefix(one: Entry | None, other: Entry | None) -> bool:
+def _same_prefix(one: ChainEntry | None, other: ChainEntry | None) -> bool:
     while one is not other:
         if one is None or other is None or one.tokens != other.tokens:
             return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from conch.api import Match, Request
+from conch.api import Match, Move, PrefixCacheStats, Request
 
 
 class NoPrefixCache:
@@ -15,6 +15,10 @@ class NoPrefixCache:
     def match(self, request: Request) -> Match:
         """Find nothing."""
         return Match()
+
+    def restore(self, request: Request, blocks: Sequence[int], num_tokens: int) -> int:
+        """Bring nothing back."""
+        return num_tokens
 
     def insert(self, request: Request, blocks: Sequence[int], num_computed: int) -> None:
         """Remember nothing."""
@@ -39,3 +43,17 @@ class NoPrefixCache:
     def evict(self, count: int) -> list[int]:
         """Have nothing to give."""
         return []
+
+    def take_moves(self) -> tuple[Move, ...]:
+        """Move nothing."""
+        return ()
+
+    def end_step(self, moves: Sequence[Move], failed: Sequence[int]) -> None:
+        """Note nothing."""
+
+    def stats(self) -> PrefixCacheStats:
+        """Have nothing."""
+        return PrefixCacheStats()
+
+    def close(self) -> None:
+        """Have nothing to close."""

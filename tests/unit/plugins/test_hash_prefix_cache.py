@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from conch.testing.prefix_cache import request
-from conch_plugins.prefix_caches.hash import HashPrefixCache, blake2b_hash
+from conch_plugins.prefix_caches.hash import HashPrefixCache
+from conch_plugins.prefix_caches.trail import blake2b_hash
 
 
 def depth_hash(parent, tokens):
@@ -71,7 +72,7 @@ def test_a_block_is_not_found_when_another_prefix_comes_in_its_place():
 
 
 def test_other_weights_hash_otherwise():
-    digests = {next(iter(filled("one")._index.by_digest)), next(iter(filled("two")._index.by_digest))}
+    digests = {next(iter(filled("one")._by_digest)), next(iter(filled("two")._by_digest))}
     assert len(digests) == 2
 
 
