@@ -34,6 +34,7 @@ from conch.api.seams import (
     StepObserver,
     Worker,
 )
+from conch.api.sharing import EmptyLine, Line, PromptTurns
 from conch.api.speculative import SpeculativeConfig
 from conch.api.steps import (
     NO_BLOCK,
@@ -67,12 +68,14 @@ __all__ = [
     "DraftContext",
     "DraftModel",
     "Drafter",
+    "EmptyLine",
     "EngineConfig",
     "ErrorCode",
     "Failure",
     "FinishReason",
     "KVConnector",
     "KVManager",
+    "Line",
     "Match",
     "ModelSpec",
     "Move",
@@ -81,6 +84,7 @@ __all__ = [
     "PluginError",
     "PrefixCache",
     "PrefixCacheStats",
+    "PromptTurns",
     "ReleaseEffect",
     "ReplicaLoad",
     "Request",

@@ -76,8 +76,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     queue_timeout_s
         Seconds that a request may wait for its first step; None is for ever.
     ttft_target_s, tpot_target_s
-        For the scheduler ``slo``: seconds within which the first token, and each further one, of requests that
-        state no targets of their own are wanted; None for no target.
+        For the scheduler ``slo``: seconds within which the first token, and each further one, are wanted by
+        requests that state no targets of their own; None for no target.
     stream_interval
         Tokens that each response of a stream holds, but for the first, which comes at once, and the last.
     num_threads

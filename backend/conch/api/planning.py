@@ -2,60 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import msgspec
 
 from conch.api.context import BuildContext
-from conch.api.parking import Parking
+from conch.api.plan_parts import KVParts, PlanLimits
 from conch.api.request import Request, Requests
-from conch.api.seams import KVManager, Match, PrefixCache
+from conch.api.seams import BlockUpdate, Match
 from conch.api.steps import NO_BLOCK, Admission, Move, Row, StepPlan
-from conch.api.victims import VictimPolicy, make_victim_policy
-
-
-@dataclass(frozen=True, slots=True)
-class PlanLimits:
-    """What bounds every plan.
-
-    Attributes
-    ----------
-    max_tokens
-        Token budget of the step.
-    max_seats
-        Requests that may run at once.
-    split_prompts
-        Whether an admission may pay only a part of what is owed.
-    watermark
-        Blocks that stay free when a request is admitted beside others.
-    """
-
-    max_tokens: int
-    max_seats: int
-    split_prompts: bool = True
-    watermark: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class KVParts:
-    """Where blocks come from and where they go.
-
-    Attributes
-    ----------
-    manager, cache
-        The plugins in force.
-    parking
-        Where preempted requests leave their KV.
-    victims
-        Chooses who is preempted.
-    """
-
-    manager: KVManager
-    cache: PrefixCache
-    parking: Parking
-    victims: VictimPolicy
 
 
 class PlanBuilder:
@@ -73,13 +29,16 @@ class PlanBuilder:
 
     def __init__(self, requests: Requests, kv: KVParts, limits: PlanLimits) -> None:
         self._finished = tuple(requests.finished)
+        self._has_waiting = next(iter(requests.waiting), None) is not None
+        self._candidates: list[Request] = []
         self._seated = list(requests.running)
         self._kv, self._cache = kv.manager, kv.cache
         self._parking, self._victims = kv.parking, kv.victims
         self._rows: dict[int, Row] = {}
         self._admitted: dict[int, Admission] = {}
         self._cached: dict[int, int] = {}
-        self._preempted: dict[int, None] = {}
+        self._preempted: dict[int, Request] = {}
+        self._cut: list[Request] = []
         self._kept: dict[int, int] = {}
         self._moves: list[Move] = []
         self._promised: int | None = None
@@ -90,43 +49,88 @@ class PlanBuilder:
 
     @classmethod
     def for_context(cls, context: BuildContext) -> Callable[[Requests], PlanBuilder]:
-        """Return what begins a plan within the configured limits.
-
-        Without chunked prefill the budget is raised to the context length, so that every prompt fits whole.
-        """
-        config, manager, parking = context.config, context.kv_manager, context.parking
-        budget, split = config.max_num_batched_tokens, config.enable_chunked_prefill
-        victims = make_victim_policy(config, manager, parking)
-        limits = PlanLimits(
-            max_tokens=budget if split else max(budget, context.model.max_model_len),
-            max_seats=config.max_num_seqs,
-            split_prompts=split,
-            watermark=int(config.kv_watermark * manager.num_blocks),
-        )
-        return partial(cls, kv=KVParts(manager, context.prefix_cache, parking, victims), limits=limits)
+        """Return what begins a plan within the configured limits."""
+        return partial(cls, kv=KVParts.for_context(context), limits=PlanLimits.for_context(context))
 
     @property
     def has_preempted(self) -> bool:
         """Whether this plan took blocks away from someone: a poor moment to admit anyone."""
         return bool(self._preempted)
 
+    @property
+    def preempted(self) -> Iterable[Request]:
+        """Whom this plan sends back to wait."""
+        return self._preempted.values()
+
+    @property
+    def num_preempted(self) -> int:
+        """How many this plan sends back to wait."""
+        return len(self._preempted)
+
+    @property
+    def prompt_share(self) -> int:
+        """Half of what is left of the budget; all of it where prompts are not split."""
+        return -(-self.tokens_left // 2) if self._split_prompts else self.tokens_left
+
+    def has_room_for(self, *waiting: Request) -> bool:
+        """Whether seats and pool would do for all of these, whatever the prefix cache has of them."""
+        seats = sum(request.seats for request in waiting)
+        blocks = sum(self._blocks_short(request) for request in waiting)
+        return seats <= self.seats_left and blocks <= self._kv.free_blocks - self._reserved_blocks()
+
     def pay_all(self, running: Sequence[Request]) -> None:
         """Pay running requests in the order given: those owed one token first, then chunks of prompts.
+
+        While anyone waits, prompts under way leave half of the budget to whom you admit; what is not taken
+        comes back to them when the plan is built. See `conch.api.PromptTurns` for a fairer division.
+        """
+        prompts = self.pay_decodes(running)
+        room = self.prompt_share if self._has_waiting else self.tokens_left
+        for request in prompts:
+            before = self.tokens_left
+            self.pay_or_preempt(request, room)
+            room -= max(0, before - self.tokens_left)
+
+    def pay_decodes(self, running: Sequence[Request]) -> list[Request]:
+        """Pay those who are owed one token; returns the others, whose prompts are under way.
 
         While the pool is short somebody of `running` is preempted, be it the very one that is to be paid: the
         victim policy says who. Whoever has not brought a token since its admission is spared while there is
         anyone else. So each preemption costs its victim a token that it had brought, and since the tokens of
         all requests are limited, preemptions come to an end.
         """
-        victims = list(running)
+        self._candidates = list(running)
         decodes = [request for request in running if request.owed == 1]
         behind = len(decodes)
         for request in decodes:
             behind -= 1
-            self._pay_or_preempt(request, victims, max(0, self.tokens_left - 1 - behind))
-        for request in running:
-            if request.owed > 1:
-                self._pay_or_preempt(request, victims, 0)
+            self._pay_or_preempt(request, None, max(0, self.tokens_left - 1 - behind))
+        return [request for request in running if request.owed > 1 and request.id not in self._preempted]
+
+    def pay_or_preempt(self, request: Request, most: int | None = None) -> None:
+        """Pay a request of those given to `pay_decodes`, with somebody of those preempted if need be."""
+        self._pay_or_preempt(request, most, 0)
+        row = self._rows.get(request.id)
+        if row is not None and not row.samples:
+            self._cut.append(request)
+
+    def top_up(self, request: Request) -> None:
+        """Give a request that has a row more of what it is owed, as far as budget and pool reach."""
+        row = self._rows.get(request.id)
+        if row is None or row.samples or self.tokens_left <= 0:
+            return
+        owed = request.num_tokens - row.start
+        count = min(owed, row.count + self.tokens_left)
+        update = self._grow(request, row.start, row.start + count)
+        if update is None:
+            return
+        table = self._kv.blocks(request.id)[row.blocks_from :]
+        blocks = tuple(max(0, block) for block in table)  # workers know no NO_BLOCK
+        self._rows[request.id] = msgspec.structs.replace(
+            row, count=count, samples=count == owed, blocks=blocks
+        )
+        self._moves += update.moves
+        self.tokens_left -= count - row.count
 
     def pay(self, request: Request, most: int | None = None, most_drafts: int | None = None) -> bool:
         """Give a running request a row of what it is owed, at most `most` tokens and the budget.
@@ -144,14 +148,13 @@ class PlanBuilder:
         drafts = request.drafts
         if drafts:
             drafts = drafts[: self._room(request, count, most_drafts)] if samples else ()
-        update = self._kv.grow(request.id, start, start + count + len(drafts))
+        update = self._grow(request, start, start + count + len(drafts))
         if update is None and drafts:
             drafts = ()
-            update = self._kv.grow(request.id, start, start + count)
+            update = self._grow(request, start, start + count)
         if update is None:
             return False
         count += len(drafts)
-        self._promised = None
         self._add_row(request, Row(request.id, start, count, samples, drafts, update.start, update.blocks))
         self._moves += update.moves
         self.tokens_left -= count
@@ -189,7 +192,8 @@ class PlanBuilder:
             self._kv.release(request.id)
             return False
         self._seated.append(request)
-        self._promised = None
+        if self._promised is not None:
+            self._promised += self._blocks_short(request)
         self._add_row(request, Row(request.id, start, count, count == owed, (), 0, ()))
         self._moves += update.moves
         self._moves += self._parking.fetch(request.id, self._kv.blocks(request.id), held)
@@ -213,12 +217,14 @@ class PlanBuilder:
         self._park(request)
         self._kv.release(request.id)
         self._cache.forget(request.id)
-        self._preempted[request.id] = None
+        self._preempted[request.id] = request
         self._promised = None
         self.seats_left += request.seats
 
     def build(self) -> StepPlan | None:
-        """Freeze the plan; None when it says nothing."""
+        """Give what is left to prompts that were cut, and freeze the plan; None when it says nothing."""
+        for request in self._cut:
+            self.top_up(request)
         if not self._rows and not self._preempted:
             return None
         return StepPlan(
@@ -231,11 +237,20 @@ class PlanBuilder:
             moves=tuple(self._moves),
         )
 
-    def _pay_or_preempt(self, request: Request, victims: list[Request], most_drafts: int) -> None:
-        while request.id not in self._preempted and not self.pay(request, most_drafts=most_drafts):
+    def _pay_or_preempt(self, request: Request, most: int | None, most_drafts: int) -> None:
+        victims = self._candidates
+        while request.id not in self._preempted and not self.pay(request, most, most_drafts):
             victim = self._victims.choose([one for one in victims if one.has_advanced] or victims[-1:])
             victims.remove(victim)
             self.preempt(victim)
+
+    def _grow(self, request: Request, start: int, end: int) -> BlockUpdate | None:
+        if self._promised is None:
+            return self._kv.grow(request.id, start, end)
+        before = self._blocks_short(request)
+        update = self._kv.grow(request.id, start, end)
+        self._promised += self._blocks_short(request) - before
+        return update
 
     def _park(self, request: Request) -> None:
         num_tokens = request.num_computed
