@@ -287,21 +287,33 @@ VARIANTS = {
     ),
     "logprobs": greedy(100, logprobs=3),
     "choices": SamplingParams(n=2, temperature=1.0, seed=7, max_tokens=60, ignore_eos=True),
+    "stop tokens": greedy(100, stop_token_ids=tuple(range(3, 320, 61))),
     "min tokens": greedy(100, min_tokens=90, stop_token_ids=(7, 8, 9, 10, 11, 12)),
 }
 
 
+MODES = {
+    "recompute": {"preemption_mode": "recompute"},
+    "swap": {"preemption_mode": "swap", "swap_space_bytes": 1 << 20},
+}
+
+
 @pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", VARIANTS)
-def test_preemption_loses_nothing(name, caching):
+def test_preemption_loses_nothing(name, mode, caching):
     params, rng = VARIANTS[name], random.Random(name)
     jobs = [(draw(rng, rng.randint(20, 45)), params) for _ in range(6)]
     with engine_with() as roomy:
         solo = [run(roomy, [job])[0] for job in jobs]
         assert roomy.stats().preemptions == 0
-    with engine_with(num_gpu_blocks_override=SMALL_POOL, enable_prefix_caching=caching) as engine:
+    settings = {"num_gpu_blocks_override": SMALL_POOL, "enable_prefix_caching": caching, **MODES[mode]}
+    with engine_with(**settings) as engine:
         answers = run(engine, jobs, each_step=2)
-        assert engine.stats().preemptions > 0, "the pool was never short"
+        stats = engine.stats()
+        assert stats.preemptions > 0, "the pool was never short"
+        assert (stats.blocks_swapped_out > 0) is (stats.blocks_swapped_in > 0) is (mode == "swap")
+        assert stats.kv_blocks_parked == 0
     assert any(output.usage.num_preemptions for answer in answers for output in answer if output.usage)
     for answer, alone in zip(answers, solo, strict=True):
         for choice in range(params.n):
