@@ -27,7 +27,8 @@ class StepBatch:
     seq_lens : int32 [R]
         Tokens of KV that row r attends to, those of this step included.
     block_tables : int32 [R, B]
-        Entries past a row's last block are 0 and never read.
+        Entries past a row's last block are 0 and never read; nor are those wholly behind the layer's window,
+        which may be anything.
     slot_mapping : int64 [T]
         Where each token's KV goes: ``block * S + offset``.
     logit_rows : int64 [L]

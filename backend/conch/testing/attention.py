@@ -89,6 +89,12 @@ class Bench:
         for seq, _, end in spans:
             seq.computed = end
 
+    def give_up_behind(self, seq: Tokens) -> None:
+        """Put a spoilt block in place of those that no token to come can see."""
+        assert self.layer.window is not None, "without a window every block is seen"
+        for index in range((seq.computed - self.layer.window + 1) // self.spec.block_size):
+            seq.table[index] = self._free[0]
+
     def batch(self, rows: Sequence[Row]) -> StepBatch:
         """Return the batch of a step."""
         return _batch(_spans(rows), self.spec)
@@ -240,6 +246,16 @@ class AttentionKernelContract:
         bench.step((seq, 13), (other, 2))
         bench.step((seq, 6), (other, 1))
         bench.step((seq, 1), (other, 9))
+
+    @pytest.mark.parametrize("window", [1, 3, 4, 9, 64])
+    def test_blocks_behind_the_window_are_not_read(self, window: int) -> None:
+        """They may be somebody else's: the table names a spoilt block in their place."""
+        bench = self.bench(windows=(window,))
+        seq, other = bench.sequence(40), bench.sequence(27)
+        for count, others in ((13, 9), (6, 1), (1, 5), (1, 1), (17, 1), (1, 9)):
+            bench.step((seq, count), (other, others))
+            bench.give_up_behind(seq)
+            bench.give_up_behind(other)
 
     @pytest.mark.parametrize("softcap", [2.0, 50.0])
     def test_softcap(self, softcap: float) -> None:
