@@ -36,6 +36,8 @@ class Limits:
         Ids that end an answer.
     ttft_target_s, tpot_target_s
         Targets of requests that state none; None for no target.
+    held_tokens
+        Tokens whose KV a request holds at most; None for all. It is bounded where every layer has a window.
     """
 
     max_model_len: int
@@ -47,6 +49,7 @@ class Limits:
     eos_token_ids: frozenset[int]
     ttft_target_s: float | None = None
     tpot_target_s: float | None = None
+    held_tokens: int | None = None
 
     @property
     def max_tokens(self) -> int:

@@ -13,7 +13,7 @@ from conch.api.config import EngineConfig
 from conch.api.context import BuildContext
 from conch.api.drafting import DraftModel
 from conch.api.errors import PluginError
-from conch.api.model_spec import ModelSpec
+from conch.api.model_spec import AttentionSpec, ModelSpec
 from conch.api.parking import make_parking
 from conch.api.seams import AttentionKernel, Drafter, Worker
 from conch.api.steps import Arena
@@ -136,9 +136,15 @@ def _limits(context: BuildContext, parts: Parts) -> Limits:
         queue_timeout_s=config.queue_timeout_s,
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
+        held_tokens=_held_tokens(model.attention),
         ttft_target_s=config.ttft_target_s,
         tpot_target_s=config.tpot_target_s,
     )
+
+
+def _held_tokens(attention: AttentionSpec) -> int | None:
+    """Return what the widest window takes, and the block that it begins in."""
+    return None if attention.reach is None else attention.reach + attention.block_size - 1
 
 
 def _info(prepared: Prepared, limits: Limits, parts: Parts) -> EngineReady:

@@ -237,6 +237,7 @@ class Engine:
     def stats(self) -> EngineStats:
         """Return a snapshot of gauges and counters."""
         used = self._kv.num_blocks - self._kv.free_blocks
+        most = self._limits.held_tokens or self._limits.max_model_len
         return EngineStats(
             running=self._requests.num_running,
             waiting=self._requests.num_waiting,
@@ -244,7 +245,7 @@ class Engine:
             kv_blocks_total=self._kv.num_blocks,
             kv_blocks_parked=self._parking.num_used,
             swap_blocks_total=self._parking.num_slots,
-            kv_tokens_used=sum(request.num_computed for request in self._requests.running),
+            kv_tokens_used=sum(min(request.num_computed, most) for request in self._requests.running),
             **asdict(self._counters),
         )
 
