@@ -57,4 +57,5 @@ def make_context(
     manager = PagedKVManager(num_blocks, config.block_size, cache, attention.reach)
     context = BuildContext(config, model).with_num_blocks(num_blocks)
     context = context.with_parking(make_parking(config, config.swap_space_bytes))
+    context = context.with_draft_model_factory(lambda: CountingDraftModel(VOCAB_SIZE))
     return context.with_prefix_cache(cache).with_kv_manager(manager)

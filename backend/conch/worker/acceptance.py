@@ -11,7 +11,7 @@ F64 = npt.NDArray[np.float64]
 
 _PRIOR = 0.7
 _PRIOR_TRIALS = 4.0
-_OWN_TRIALS = 4.0
+_OWN_TRIALS = 2.0
 _KEPT = 0.97
 _KEPT_OWN = 0.9
 
@@ -43,6 +43,10 @@ class Acceptance:
         """Drop what is known of requests."""
         for request_id in request_ids:
             self._own.pop(request_id, None)
+
+    def tries(self, request_id: int) -> float:
+        """Return how much is known of a request: drafted tokens that were looked at, the past fading."""
+        return self._own.get(request_id, (0.0, 0.0))[0]
 
     def chances(self, request_id: int) -> F64:
         """Chance that all drafts up to each position are accepted: float64 [most_drafts].

@@ -11,7 +11,8 @@ from conch.api.speculative import SpeculativeConfig
 from conch.worker.acceptance import Acceptance
 from conch.worker.step_times import StepTimes
 
-_PROBE_EVERY = 32
+_PROBE_FIRST = 4
+_PROBE_LAST = 64
 _PROBE_SHARE = 8
 _PROBE_DRAFTS = 2
 _MUST_GAIN = 1.02
@@ -73,8 +74,8 @@ class BackOff:
 
     A step over r requests with drafts brings ``r + sum of chances`` tokens, a chance being that a draft and
     all before it are accepted, and takes ``time(r + drafts)`` and the drafting. Drafts are taken in order of
-    their chances for as long as that pays. While nothing pays a few requests still draft a little now and
-    then, so that it is noticed when that changes.
+    their chances for as long as that pays. While nothing pays a few requests still draft a little, now and
+    then and ever more rarely, so that it is noticed when that changes.
 
     Parameters
     ----------
@@ -88,7 +89,8 @@ class BackOff:
         self._times = StepTimes()
         self._round_s = 0.0
         self._idle = 0
-        self._probes = 0
+        self._next_probe = _PROBE_FIRST
+        self._trims = 0
 
     def rooms(self, request_ids: Sequence[int], rooms: Sequence[int]) -> list[int]:
         """Return how many tokens to draft: for all that do, as many rounds as pay for the best."""
@@ -97,14 +99,24 @@ class BackOff:
             return rooms
         rounds = max(self._best(request_ids, rooms, self._round_s))
         if rounds:
-            self._idle = 0
+            self._idle, self._next_probe = 0, _PROBE_FIRST
             return [min(room, rounds) for room in rooms]
         self._idle += 1
-        return self._probe(rooms) if self._idle % _PROBE_EVERY == 0 else [0] * len(rooms)
+        if self._idle < self._next_probe:
+            return [0] * len(rooms)
+        self._next_probe = self._idle + min(self._idle, _PROBE_LAST)
+        return self._probe(request_ids, rooms)
 
     def trim(self, request_ids: Sequence[int], lengths: Sequence[int]) -> list[int]:
-        """Keep what pays; the drafting is paid for already. A probe is kept whole."""
-        return list(lengths) if self._idle or not any(lengths) else self._best(request_ids, lengths, 0.0)
+        """Keep what pays; the drafting is paid for already. A probe is kept, and one is made at times."""
+        if self._idle or not any(lengths):
+            return list(lengths)
+        kept = self._best(request_ids, lengths, 0.0)
+        self._trims += 1
+        if self._trims % _PROBE_LAST == 0:
+            left = [length if count == 0 else 0 for length, count in zip(lengths, kept, strict=True)]
+            kept = [max(pair) for pair in zip(kept, self._probe(request_ids, left), strict=True)]
+        return kept
 
     def learn_step(self, num_tokens: int, seconds: float) -> None:
         """Take in how long a step of decodes took."""
@@ -122,13 +134,14 @@ class BackOff:
         """Drop what is known of requests."""
         self._acceptance.forget(request_ids)
 
-    def _probe(self, rooms: Sequence[int]) -> list[int]:
-        """Let one request in `_PROBE_SHARE` draft, another one each time."""
-        self._probes += 1
-        return [
-            min(room, _PROBE_DRAFTS) if (index + self._probes) % min(_PROBE_SHARE, len(rooms)) == 0 else 0
-            for index, room in enumerate(rooms)
-        ]
+    def _probe(self, request_ids: Sequence[int], rooms: Sequence[int]) -> list[int]:
+        """Let one request in `_PROBE_SHARE` draft, those of which the least is known."""
+        order = sorted(
+            (index for index, room in enumerate(rooms) if room),
+            key=lambda index: self._acceptance.tries(request_ids[index]),
+        )
+        chosen = set(order[: -(-len(order) // _PROBE_SHARE)])
+        return [min(room, _PROBE_DRAFTS) if index in chosen else 0 for index, room in enumerate(rooms)]
 
     def _best(self, request_ids: Sequence[int], most: Sequence[int], round_s: float) -> list[int]:
         """Return the number of drafts of each request that brings the most tokens per second."""
