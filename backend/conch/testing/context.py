@@ -6,6 +6,7 @@ from typing import Any
 
 from conch.api import AttentionSpec, BuildContext, EngineConfig, ModelSpec
 from conch.api.parking import make_parking
+from conch.testing.draft_model import CountingDraftModel
 from conch_plugins.kv_managers.paged import PagedKVManager
 from conch_plugins.prefix_caches.hash import HashPrefixCache
 from conch_plugins.prefix_caches.none import NoPrefixCache
@@ -45,7 +46,8 @@ def make_context(
 
     Returns
     -------
-    A context that has a prefix cache (where `enable_prefix_caching` is true) and a KV manager.
+    A context that has a draft model that counts, a prefix cache (where `enable_prefix_caching` is true) and a
+    KV manager.
     """
     defaults = {"model": "none", "max_num_seqs": 8, "max_num_batched_tokens": 32, "max_model_len": 256}
     config = EngineConfig(**{**defaults, "block_size": attention.block_size, **settings})
