@@ -69,14 +69,16 @@ def make_bench(arguments: argparse.Namespace, progress: Progress) -> Bench:
     )
 
 
-def run(bench: Bench, names: list[str], console: Console) -> tuple[dict[str, Any], dict[str, str]]:
-    """Run the experiments; one that fails is reported, and does not take the others with it."""
+def run(
+    bench: Bench, names: list[str], console: Console, package: str = "serving_experiments"
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Run experiments of a package; one that fails is reported, and does not take the others with it."""
     results: dict[str, Any] = {}
     failures: dict[str, str] = {}
     for name in names:
         began = time.monotonic()
         try:
-            results[name] = importlib.import_module(f"serving_experiments.{name}").measure(bench)
+            results[name] = importlib.import_module(f"{package}.{name}").measure(bench)
             results[name]["wall_s"] = round(time.monotonic() - began, 1)
         except Exception as error:
             failures[name] = f"{type(error).__name__}: {error}"

@@ -112,11 +112,17 @@ def start(options: dict[str, Any]) -> tuple[dict[str, Any], Callable[[dict[str, 
         jobs = make_jobs(tokenizer, question["requests"])
         sampler = KvSampler(engine) if question.get("sample_kv") else NoSampler()
         policy, concurrency = question.get("policy", "continuous"), question["concurrency"]
+        hits = engine.stats().prefix_hits
         began = time.perf_counter()
         tokens = run(engine, waves(jobs, concurrency, policy), concurrency, sampler)
         seconds = time.perf_counter() - began
-        prompt_tokens = [len(job.token_ids) for job in jobs]
-        return {"seconds": seconds, "tokens": tokens, "prompt_tokens": prompt_tokens, "kv": sampler.totals()}
+        return {
+            "seconds": seconds,
+            "tokens": tokens,
+            "prompt_tokens": [len(job.token_ids) for job in jobs],
+            "prefix_hits": engine.stats().prefix_hits - hits,
+            "kv": sampler.totals(),
+        }
 
     ready = {
         "model_folder": engine.info.model_folder,

@@ -25,7 +25,8 @@ PAUSE_S = 0.5
 PROMPT_TOKENS = 32
 STREAM_TOKENS = 2_000  # more than the scene needs: streams are left when it is over
 LONG_PROMPT_TOKENS = 4_000
-MODES: tuple[tuple[str, dict[str, object]], ...] = (
+Modes = tuple[tuple[str, dict[str, object]], ...]
+MODES: Modes = (
     ("chunked", {"enable_chunked_prefill": True}),
     ("chunked_128", {"enable_chunked_prefill": True, "max_num_batched_tokens": 128}),
     ("unchunked", {"enable_chunked_prefill": False}),
@@ -124,12 +125,12 @@ async def observe(client: LoadClient, long_tokens: int, quiet_tokens: int) -> di
     }
 
 
-def measure(bench: Bench) -> dict[str, Any]:
-    """Play the same scene on a server for each mode."""
-    long_tokens, quiet_tokens = (400, 10) if bench.quick else (LONG_PROMPT_TOKENS, 100)
+def measure(bench: Bench, modes: Modes = MODES, long_tokens: int = LONG_PROMPT_TOKENS) -> dict[str, Any]:
+    """Play the same scene on a server for each mode; the modes `chunked` and `unchunked` are among them."""
+    long_tokens, quiet_tokens = (400, 10) if bench.quick else (long_tokens, 100)
     results = {}
-    with bench.steps("a long prompt arrives", len(MODES)) as done:
-        for name, settings in MODES:
+    with bench.steps("a long prompt arrives", len(modes)) as done:
+        for name, settings in modes:
             with bench.server(**settings) as server:
                 results[name] = bench.with_client(
                     server, lambda client: observe(client, long_tokens, quiet_tokens)
