@@ -25,7 +25,9 @@ def check_plan(plan: StepPlan | None, requests: Requests, context: BuildContext)
         return
     assert plan.finished == tuple(requests.finished), "the workers are not told who finished"
     assert len(set(plan.preempted)) == len(plan.preempted) and set(plan.preempted) <= running.keys()
+    assert plan.kept.keys() <= set(plan.preempted), "KV is kept of a request that was not preempted"
     for request_id in plan.preempted:
+        assert plan.kept.get(request_id, 0) in (0, running[request_id].num_computed), "KV is kept in part"
         assert not context.kv_manager.blocks(request_id), f"preempted request {request_id} holds blocks"
         del running[request_id]
     admitted = {admission.request_id: admission for admission in plan.admitted}
