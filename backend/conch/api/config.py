@@ -193,7 +193,7 @@ def parse_config(raw: Mapping[str, Any]) -> EngineConfig:
 
 
 def load_config(path: Path, overrides: Mapping[str, Any] | None = None) -> EngineConfig:
-    """Read and validate a `model.json`, and settle where its `model` is (see `resolve_model_reference`)."""
+    """Read and validate a `model.json`, and settle where its models are (see `resolve_model_reference`)."""
     try:
         raw = msgspec.json.decode(path.read_bytes())
     except OSError as error:
@@ -203,7 +203,15 @@ def load_config(path: Path, overrides: Mapping[str, Any] | None = None) -> Engin
     if not isinstance(raw, dict):
         raise ConfigError(f"{path} must hold a JSON object, not {type(raw).__name__}")
     config = parse_config({**raw, **(overrides or {})})
-    return msgspec.structs.replace(config, model=resolve_model_reference(config.model, path.parent))
+    drafting = config.speculative_config
+    if drafting is not None and drafting.model is not None:
+        own = resolve_model_reference(drafting.model, path.parent)
+        drafting = msgspec.structs.replace(drafting, model=own)
+    return msgspec.structs.replace(
+        config,
+        model=resolve_model_reference(config.model, path.parent),
+        speculative_config=drafting,
+    )
 
 
 def resolve_model_reference(reference: str, beside: Path | None = None) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from conch.api import SamplingParams
-from conch.worker.verification import accepted_count
 from support.tiny import tiny_checkpoint
 from support.worker_driver import Driver, Job, build_worker
 
@@ -83,10 +82,3 @@ def test_seeds_and_preemption_do_not_change_draws():
     driver.step([job for job in together if job.id not in (3, 4)], 100)
     driver.run(together, chunk=3)
     assert [job.output for job in together] == [job.output for job in alone]
-
-
-def test_accepted_count():
-    assert accepted_count((), [5]) == 1
-    assert accepted_count((5, 6), [5, 6, 7]) == 3
-    assert accepted_count((5, 6), [5, 9, 7]) == 2
-    assert accepted_count((5, 6), [4, 6, 7]) == 1
