@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from conch.api import BuildContext, KVManager, Move, Request, SamplingParams
-from conch.testing.context import make_context
+from conch.testing.context import SMALL_ATTENTION, make_context
 from conch.testing.shadow import ShadowPool, history
 
 BLOCK = 4
@@ -106,11 +107,24 @@ class KVManagerContract:
         assert manager.free_blocks == 8
         manager.check_integrity()
 
+    def test_foretells_what_a_release_frees(self) -> None:
+        """Blocks that others hold too stay where they are."""
+        manager = self.manager()
+        manager.grow(1, 0, 9)
+        assert (manager.release_effect(1).num_freed, manager.release_effect(1).num_kept) == (3, 0)
+        manager.fork(1, 2, 8)
+        assert manager.release_effect(1).num_freed == 1
+        assert manager.release_effect(2).num_freed == 0
+        assert manager.release_effect(99).num_freed == 0
+
     @pytest.mark.parametrize("caching", [True, False])
+    @pytest.mark.parametrize("window", [None, 5])
     @pytest.mark.parametrize("seed", range(6))
-    def test_nobody_ever_reads_the_kv_of_another(self, seed: int, caching: bool) -> None:
-        """Random life of a pool: each request's table holds its own tokens, after every step."""
-        context = make_context(num_blocks=16, enable_prefix_caching=caching)
+    def test_nobody_ever_reads_the_kv_of_another(self, seed: int, window: int | None, caching: bool) -> None:
+        """Random life of a pool: each request's table holds all of its own that it can see, at every step."""
+        attention = replace(SMALL_ATTENTION, windows=(window,))
+        num_blocks = 9 if window else 16  # so that there is too little of it now and then
+        context = make_context(num_blocks=num_blocks, attention=attention, enable_prefix_caching=caching)
         life = _RandomLife(self.build(context), context, random.Random(seed))
         for _ in range(400):
             life.step()
@@ -124,7 +138,9 @@ class _RandomLife:
     def __init__(self, manager: KVManager, context: BuildContext, draw: random.Random) -> None:
         self.manager, self.cache, self.draw = manager, context.prefix_cache, draw
         self.pool = ShadowPool(manager.num_blocks, manager.block_size)
+        self.reach = context.model.attention.reach
         self.live: dict[int, Request] = {}
+        self.begun: dict[int, int] = {}
         self.last_id = self.num_grown = self.num_refused = 0
 
     def step(self) -> None:
@@ -133,8 +149,9 @@ class _RandomLife:
         act()
         self.manager.check_integrity()
         for request in self.live.values():
-            values = history(request.token_ids)
-            self.pool.check(self.manager.blocks(request.id), values, request.num_computed)
+            values, end = history(request.token_ids), request.num_computed
+            seen = 0 if self.reach is None else max(0, end - self.reach + 1)
+            self.pool.check(self.manager.blocks(request.id), values, end, seen)
 
     def end(self) -> None:
         for request_id in list(self.live):
@@ -156,6 +173,7 @@ class _RandomLife:
         start = request.num_computed
         end = start + self.draw.randint(1, request.owed)
         update = self.manager.grow(request.id, start, end)
+        self.begun[request.id] = start
         if update is None:
             self.num_refused += 1
             return
@@ -168,15 +186,21 @@ class _RandomLife:
     def _fork(self) -> None:
         parent = self.draw.choice(list(self.live.values()))
         if parent.num_computed:
-            shared = self.draw.randint(1, parent.num_computed)
+            shared = self.draw.randint(max(1, self.begun.get(parent.id, 0)), parent.num_computed)
             child = self._new([*parent.token_ids[:shared], self.draw.randrange(2)], shared)
             self.manager.fork(parent.id, child.id, shared)
+            self.begun[child.id] = shared
 
     def _release(self) -> None:
-        request_id = self.draw.choice(list(self.live))
-        del self.live[request_id]
-        self.manager.release(request_id)
-        self.cache.forget(request_id)
+        request = self.live.pop(self.draw.choice(list(self.live)))
+        effect, free = self.manager.release_effect(request.id), self.manager.free_blocks
+        self.manager.release(request.id)
+        self.cache.forget(request.id)
+        assert self.manager.free_blocks == free + effect.num_freed
+        size = self.manager.block_size
+        kept = min(effect.num_kept, (request.num_tokens - 1) // size * size)
+        assert self.cache.match(request).num_tokens >= kept
+        self.cache.forget(request.id)
 
     def _new(self, tokens: list[int], num_computed: int) -> Request:
         self.last_id += 1
