@@ -17,7 +17,7 @@ BlockHash = Callable[[bytes, bytes], bytes]
 
 def blake2b_hash(parent: bytes, tokens: bytes) -> bytes:
     """Hash with blake2b, 128 bits."""
-    return blake2b(tokens, key=parent, digest_size=DIGEST_BYTES).digest()
+    return blake2b(parent + tokens, digest_size=DIGEST_BYTES).digest()
 
 
 def root_digest(fingerprint: str, salt: str) -> bytes:
