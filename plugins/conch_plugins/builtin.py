@@ -112,14 +112,26 @@ def _paged(context: BuildContext) -> KVManager:
 
 def _hash(context: BuildContext) -> PrefixCache:
     from conch_plugins.prefix_caches.hash import HashPrefixCache
+    from conch_plugins.prefix_caches.surroundings import event_log, lower_slots
 
-    return HashPrefixCache(context.config.block_size, context.model.fingerprint)
+    return HashPrefixCache(
+        context.config.block_size,
+        context.model.fingerprint,
+        slots=lower_slots(context),
+        log=event_log(context),
+    )
 
 
 def _radix(context: BuildContext) -> PrefixCache:
     from conch_plugins.prefix_caches.radix import RadixPrefixCache
+    from conch_plugins.prefix_caches.surroundings import event_log, lower_slots
 
-    return RadixPrefixCache(context.config.block_size, context.model.fingerprint)
+    return RadixPrefixCache(
+        context.config.block_size,
+        context.model.fingerprint,
+        slots=lower_slots(context),
+        log=event_log(context),
+    )
 
 
 def _no_prefix_cache(_: BuildContext) -> PrefixCache:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from conch.api.errors import ConfigError
+from conch.api.kv_events import KVEventsConfig
 from conch.api.speculative import SpeculativeConfig
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -86,6 +87,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Where the seeds of unseeded requests come from; None is the operating system.
     trust_remote_code
         Whether code that comes with a checkpoint may run.
+    kv_events_config
+        Who may follow what the prefix cache holds; None for nobody. See
+        `conch.api.kv_events.KVEventsConfig`.
     attention_kernel
         ``auto`` is ``cpu`` where that can serve the model, else ``torch``.
     speculative_config
@@ -123,6 +127,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     scheduler: str = "fcfs"
     kv_manager: str = "paged"
     prefix_cache: str = "hash"
+    kv_events_config: KVEventsConfig | None = None
     attention_kernel: str = "auto"
     speculative_config: SpeculativeConfig | None = None
     parallelism: str = "single"
@@ -148,6 +153,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError("preemption_mode 'swap' needs swap_space_bytes: memory to swap to")
         if self.preemption_mode == "recompute" and self.swap_space_bytes:
             raise ConfigError("swap_space_bytes is of no use with preemption_mode 'recompute'")
+        is_caching = self.enable_prefix_caching and self.prefix_cache != "none"
+        if self.kv_events_config and self.kv_events_config.is_published and not is_caching:
+            raise ConfigError("kv_events_config: there are no KV events without a prefix cache")
         if self.max_queue_size < 0:
             raise ConfigError(f"max_queue_size must be 0 or more, not {self.max_queue_size}")
         if self.max_num_batched_tokens < self.max_num_seqs:

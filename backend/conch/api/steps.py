@@ -160,11 +160,17 @@ class RowResult(msgspec.Struct, frozen=True, array_like=True):
 class StepResult(msgspec.Struct, frozen=True, array_like=True):
     """What one step brought, a result for each row of the plan in its order.
 
-    `drafting_s` is what drafting for the next step has taken.
+    Attributes
+    ----------
+    drafting_s
+        What drafting for the next step has taken.
+    failed_moves
+        Indices of the plan's moves whose targets hold nothing of use: a disk was full, say.
     """
 
     rows: tuple[RowResult, ...]
     drafting_s: float = 0.0
+    failed_moves: tuple[int, ...] = ()
 
 
 class FinishReason(str, Enum):

@@ -88,6 +88,8 @@ def _build_parts(
         "parallelism", config.parallelism, context.with_worker_factory(build_worker)
     )
     context = context.with_num_blocks(parallelism.num_blocks)
+    for arena in (Arena.HOST, Arena.DISK):
+        context = context.with_num_slots(arena, parallelism.num_slots(arena))
     prefix_cache = catalogue.build("prefix_cache", config.prefix_cache, context)
     parking = make_parking(config, parallelism.num_slots(Arena.SWAP))
     context = context.with_prefix_cache(prefix_cache).with_parking(parking)

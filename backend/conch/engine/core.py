@@ -107,6 +107,7 @@ class Engine:
             request = self._requests.get(row.request_id)
             if request is not None:  # it may have been cancelled while it was computed
                 self._commit_row(request, row, brought)
+        self._cache.end_step(plan.moves, result.failed_moves)
 
     def _commit_row(self, request: Request, row: Row, brought: RowResult) -> None:
         if brought.failure is not None:
@@ -250,8 +251,9 @@ class Engine:
         )
 
     def close(self) -> None:
-        """Stop the workers."""
+        """Stop the workers, and whoever tells what is cached."""
         self._parallelism.close()
+        self._cache.close()
 
     def _seats_left(self) -> int:
         """Seats that let the queue be longer; not counted while it is short enough without them."""

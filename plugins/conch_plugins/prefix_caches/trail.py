@@ -74,7 +74,7 @@ class Trail:
                 known.append(parent)
         return known
 
-
-def decode(tokens: bytes | bytearray) -> list[int]:
-    """Return the token ids that were encoded."""
-    return array("i", bytes(tokens)).tolist()
+    def block_tokens(self, index: int) -> list[int]:
+        """Return the token ids of a full block."""
+        size = self._block_bytes // TOKEN_BYTES
+        return self._request.token_ids[index * size : (index + 1) * size]
