@@ -44,8 +44,8 @@ class LazyKernel:
 
 @hookimpl
 def conch_schedulers() -> Mapping[str, Callable[[BuildContext], Scheduler]]:
-    """`fcfs`: first come, first served."""
-    return {"fcfs": _fcfs}
+    """`fcfs`, `priority`, `fair` (tenants), `slo` (latency targets), `lpm` (longest cached prefix)."""
+    return {"fcfs": _fcfs, "priority": _priority, "fair": _fair, "slo": _slo, "lpm": _lpm}
 
 
 @hookimpl
@@ -97,6 +97,30 @@ def _fcfs(context: BuildContext) -> Scheduler:
     from conch_plugins.schedulers.fcfs import FcfsScheduler
 
     return FcfsScheduler(context)
+
+
+def _priority(context: BuildContext) -> Scheduler:
+    from conch_plugins.schedulers.priority import PriorityScheduler
+
+    return PriorityScheduler(context)
+
+
+def _fair(context: BuildContext) -> Scheduler:
+    from conch_plugins.schedulers.fair import FairScheduler
+
+    return FairScheduler(context)
+
+
+def _slo(context: BuildContext) -> Scheduler:
+    from conch_plugins.schedulers.slo import SloScheduler
+
+    return SloScheduler(context)
+
+
+def _lpm(context: BuildContext) -> Scheduler:
+    from conch_plugins.schedulers.lpm import LpmScheduler
+
+    return LpmScheduler(context)
 
 
 def _paged(context: BuildContext) -> KVManager:

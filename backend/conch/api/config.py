@@ -79,6 +79,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ttft_target_s, tpot_target_s
         For the scheduler ``slo``: seconds within which the first token, and each further one, are wanted by
         requests that state no targets of their own; None for no target.
+    priority_aging_s
+        For the scheduler ``priority``: seconds of waiting that count for one level of priority.
+    fair_input_weight, fair_output_weight
+        For the scheduler ``fair``: what a prompt token and a generated one count on a tenant's account.
     stream_interval
         Tokens that each response of a stream holds, but for the first, which comes at once, and the last.
     num_threads
@@ -119,6 +123,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     queue_timeout_s: float | None = None
     ttft_target_s: float | None = None
     tpot_target_s: float | None = None
+    priority_aging_s: float = 30.0
+    fair_input_weight: float = 1.0
+    fair_output_weight: float = 2.0
     stream_interval: int = 1
     num_threads: int | None = None
     seed: int | None = None
@@ -175,6 +182,9 @@ _POSITIVE = (
     "queue_timeout_s",
     "ttft_target_s",
     "tpot_target_s",
+    "priority_aging_s",
+    "fair_input_weight",
+    "fair_output_weight",
     "stream_interval",
     "num_threads",
 )

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from conch.api.context import BuildContext
 from conch.api.parking import Parking
+from conch.api.request import Request
 from conch.api.seams import KVManager, PrefixCache
 from conch.api.victims import VictimPolicy, make_victim_policy
+
+Spare = Callable[[Sequence[Request]], Sequence[Request]]
+"""Of those who run, picks whom the scheduler would let go; at least one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 import msgspec
 
 from conch.api.context import BuildContext
-from conch.api.plan_parts import KVParts, PlanLimits
+from conch.api.plan_parts import KVParts, PlanLimits, Spare
 from conch.api.request import Request, Requests
 from conch.api.seams import BlockUpdate, Match
 from conch.api.steps import NO_BLOCK, Admission, Move, Row, StepPlan
@@ -31,6 +31,7 @@ class PlanBuilder:
         self._finished = tuple(requests.finished)
         self._has_waiting = next(iter(requests.waiting), None) is not None
         self._candidates: list[Request] = []
+        self._may_go: Spare = list
         self._seated = list(requests.running)
         self._kv, self._cache = kv.manager, kv.cache
         self._parking, self._victims = kv.parking, kv.victims
@@ -58,14 +59,9 @@ class PlanBuilder:
         return bool(self._preempted)
 
     @property
-    def preempted(self) -> Iterable[Request]:
-        """Whom this plan sends back to wait."""
+    def preempted(self) -> Collection[Request]:
+        """Whom this plan sends back to wait; a live view."""
         return self._preempted.values()
-
-    @property
-    def num_preempted(self) -> int:
-        """How many this plan sends back to wait."""
-        return len(self._preempted)
 
     @property
     def prompt_share(self) -> int:
@@ -91,15 +87,16 @@ class PlanBuilder:
             self.pay_or_preempt(request, room)
             room -= max(0, before - self.tokens_left)
 
-    def pay_decodes(self, running: Sequence[Request]) -> list[Request]:
+    def pay_decodes(self, running: Sequence[Request], may_go: Spare = list) -> list[Request]:
         """Pay those who are owed one token; returns the others, whose prompts are under way.
 
-        While the pool is short somebody of `running` is preempted, be it the very one that is to be paid: the
-        victim policy says who. Whoever has not brought a token since its admission is spared while there is
-        anyone else. So each preemption costs its victim a token that it had brought, and since the tokens of
-        all requests are limited, preemptions come to an end.
+        While the pool is short somebody of `running` is preempted, be it the very one that is to be paid:
+        the victim policy says who, of those that `may_go` picks from the candidates. Whoever has not brought
+        a token since its admission is spared while there is anyone else. So each preemption costs its victim
+        a token that it had brought, and since the tokens of all requests are limited, preemptions come to an
+        end.
         """
-        self._candidates = list(running)
+        self._candidates, self._may_go = list(running), may_go
         decodes = [request for request in running if request.owed == 1]
         behind = len(decodes)
         for request in decodes:
@@ -129,7 +126,7 @@ class PlanBuilder:
         self._rows[request.id] = msgspec.structs.replace(
             row, count=count, samples=count == owed, blocks=blocks
         )
-        self._moves += update.moves
+        self._note(update.moves)
         self.tokens_left -= count - row.count
 
     def pay(self, request: Request, most: int | None = None, most_drafts: int | None = None) -> bool:
@@ -156,7 +153,7 @@ class PlanBuilder:
             return False
         count += len(drafts)
         self._add_row(request, Row(request.id, start, count, samples, drafts, update.start, update.blocks))
-        self._moves += update.moves
+        self._note(update.moves)
         self.tokens_left -= count
         return True
 
@@ -179,12 +176,14 @@ class PlanBuilder:
     def _admit_behind(self, match: Match, request: Request, most: int | None) -> bool:
         """Admit a request behind what is cached or parked of it."""
         held = match.num_tokens
-        start = max(held, self._parking.num_tokens(request.id))
+        start = max(held, min(self._parking.num_tokens(request.id), request.num_computed))
         self._kv.adopt(request.id, match.blocks)  # from here on the match cannot be evicted
-        owed = request.num_tokens - start
-        count = min(owed, self.tokens_left, owed if most is None else most)
         short = self._blocks_short(request) + (held % self._kv.block_size > 0)
         fits = short <= self._kv.free_blocks - self._reserved_blocks()
+        if fits and match.num_below and start == held:
+            held = start = self._bring_back(match, request)
+        owed = request.num_tokens - start
+        count = min(owed, self.tokens_left, owed if most is None else most)
         if count < owed and not self._split_prompts:
             fits = False
         update = self._kv.grow(request.id, held, start + count) if fits else None
@@ -195,12 +194,25 @@ class PlanBuilder:
         if self._promised is not None:
             self._promised += self._blocks_short(request)
         self._add_row(request, Row(request.id, start, count, count == owed, (), 0, ()))
-        self._moves += update.moves
-        self._moves += self._parking.fetch(request.id, self._kv.blocks(request.id), held)
+        self._note(update.moves)
+        self._note(self._parking.fetch(request.id, self._kv.blocks(request.id), held))
         self._cached[request.id] = held
         self.tokens_left -= count
         self.seats_left -= request.seats
         return True
+
+    def _bring_back(self, match: Match, request: Request) -> int:
+        """Fill blocks behind a match from lower tiers; returns the tokens that are in place then."""
+        start = match.num_tokens
+        if self._kv.grow(request.id, start, start + match.num_below) is None:
+            return start
+        return self._cache.restore(request, self._kv.blocks(request.id), start)
+
+    def _note(self, moves: Sequence[Move]) -> None:
+        """List moves behind those that the prefix cache has decided on before them."""
+        if moves:
+            self._moves += self._cache.take_moves()
+            self._moves += moves
 
     def preempt(self, request: Request) -> None:
         """Take a running request's blocks and its row, if it has one, and send it back to wait.
@@ -218,6 +230,7 @@ class PlanBuilder:
         self._kv.release(request.id)
         self._cache.forget(request.id)
         self._preempted[request.id] = request
+        self._candidates = [one for one in self._candidates if one is not request]
         self._promised = None
         self.seats_left += request.seats
 
@@ -227,6 +240,7 @@ class PlanBuilder:
             self.top_up(request)
         if not self._rows and not self._preempted:
             return None
+        self._moves += self._cache.take_moves()
         return StepPlan(
             rows=tuple(self._rows.values()),
             admitted=tuple(self._admitted.values()),
@@ -238,10 +252,9 @@ class PlanBuilder:
         )
 
     def _pay_or_preempt(self, request: Request, most: int | None, most_drafts: int) -> None:
-        victims = self._candidates
         while request.id not in self._preempted and not self.pay(request, most, most_drafts):
-            victim = self._victims.choose([one for one in victims if one.has_advanced] or victims[-1:])
-            victims.remove(victim)
+            may_go = self._may_go(self._candidates)
+            victim = self._victims.choose([one for one in may_go if one.has_advanced] or may_go[-1:])
             self.preempt(victim)
 
     def _grow(self, request: Request, start: int, end: int) -> BlockUpdate | None:
@@ -257,7 +270,7 @@ class PlanBuilder:
         lost = max(0, num_tokens - self._kv.release_effect(request.id).num_kept)
         moves = self._parking.park(request.id, self._kv.blocks(request.id), num_tokens, lost)
         if moves is not None:
-            self._moves += moves
+            self._note(moves)
             self._kept[request.id] = num_tokens
 
     def _room(self, request: Request, count: int, most_drafts: int | None) -> int:

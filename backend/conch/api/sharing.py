@@ -55,12 +55,12 @@ class EmptyLine:
 class PromptTurns:
     """Shares what decodes leave of a step among the prompts under way and those who wait.
 
-    Half of it goes to the first in the policy's order, the other half to the shortest: whoever has the fewest
-    tokens left. What one half does not need is the other's. So a prompt of `s` tokens waits at most
-    ``2 s / budget`` steps and one more for longer ones, however many came before it, and shorter ones cost it
-    no more than their own tokens do; and none is slowed to less than half its pace by those that came later,
-    once its turn has come. Seats and blocks are given in order: nobody goes past one who waits for them, or
-    takes those that the next in order needs.
+    Half of it goes to the first in the policy's order, the other half to the shortest prompt; what one half
+    does not need is the other's. So a prompt of `s` tokens with `t` tokens of others before it that are no
+    longer than it waits for at most ``2 (s + t) / budget`` steps and one more, whatever longer ones there
+    are; and none is slowed to less than half its pace by those that came later, once its turn has come.
+    Seats and blocks are given in order: nobody goes past one who waits for them, or takes those that the
+    next in order needs.
 
     Parameters
     ----------
@@ -87,9 +87,7 @@ class PromptTurns:
         """
         rest = list(prompts)
         first = self._pay_first(rest, self._builder.prompt_share)
-        self._pay_shortest(rest)
-        if first is not None:
-            self._builder.top_up(first)
+        self._pay_shortest(first, rest)
         for request in behind:
             self._admit_before(request)
             self._pay(request, None)
@@ -107,13 +105,18 @@ class PromptTurns:
         self._pay(first, None if is_alone else most)
         return first
 
-    def _pay_shortest(self, rest: Sequence[Request]) -> None:
-        shortest = [(request.owed, index) for index, request in enumerate(rest)]
+    def _pay_shortest(self, first: Request | None, rest: Sequence[Request]) -> None:
+        prompts = [*rest] if first is None else [first, *rest]  # of equals the first goes on
+        shortest = [(request.num_tokens, index) for index, request in enumerate(prompts)]
         heapq.heapify(shortest)
         while self._builder.tokens_left > 0:
             waiting = self._next_to_admit() if self._is_open else None
             if shortest and (waiting is None or shortest[0][0] <= waiting.num_tokens):
-                self._pay(rest[heapq.heappop(shortest)[1]], None)
+                request = prompts[heapq.heappop(shortest)[1]]
+                if request is first:
+                    self._builder.top_up(request)
+                else:
+                    self._pay(request, None)
             elif waiting is not None:
                 self._admit(waiting, None)
             else:
@@ -123,13 +126,13 @@ class PromptTurns:
         """Return the shortest, but for seats and blocks that the next in order needs: those wait for it."""
         first, shortest = self._line.first(), self._line.shortest()
         if first is None or shortest is None or first is shortest:
-            return first
+            return shortest
         return shortest if self._builder.has_room_for(first, shortest) else first
 
     def _pay(self, request: Request, most: int | None) -> None:
-        before = self._builder.num_preempted
+        before = len(self._builder.preempted)
         self._builder.pay_or_preempt(request, most)
-        self._is_open = self._is_open and self._builder.num_preempted == before
+        self._is_open = self._is_open and len(self._builder.preempted) == before
 
     def _admit_before(self, running: Request | None) -> None:
         """Admit in order while there is room, up to one who runs."""
@@ -141,10 +144,12 @@ class PromptTurns:
 
     def _admit(self, request: Request, most: int | None) -> bool:
         while not (admitted := self._builder.admit(request, most)):
-            victim = self._line.give_way(request)
+            lacks_budget = self._builder.tokens_left <= 0 and self._builder.has_room_for(request)
+            victim = None if lacks_budget else self._line.give_way(request)
             if victim is None:
                 break
-            self._builder.preempt(victim)
+            if victim not in self._builder.preempted:
+                self._builder.preempt(victim)
         self._is_open = admitted
         if admitted:
             self._line.leave(request)

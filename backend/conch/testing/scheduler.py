@@ -90,6 +90,22 @@ class SchedulerContract:
         simulation.check_idle()
         assert len(simulation.ended) == 6
 
+    def test_those_who_leave_the_queue_are_not_served(self) -> None:
+        """Requests that are cancelled while they wait, some of them in the step in which they came."""
+        simulation = self.simulate(max_num_seqs=2, max_num_batched_tokens=8)
+        requests = [simulation.add([number] * 9, max_tokens=4) for number in range(8)]
+        simulation.step()
+        for request in simulation.waiting[::2]:
+            simulation.cancel(request)
+        simulation.cancel(simulation.add([1], max_tokens=2))
+        simulation.step()
+        late = simulation.add([2], max_tokens=2)
+        simulation.cancel(late)
+        simulation.run()
+        simulation.check_idle()
+        assert late not in simulation.ended
+        assert len(simulation.ended) < len(requests)
+
     def test_the_end_of_a_request_is_passed_on(self) -> None:
         """Workers hear of a request that was cancelled between two steps."""
         simulation = self.simulate()
@@ -114,6 +130,10 @@ class SchedulerContract:
                 max_tokens=draw.randint(1, min(20, pool_tokens - len(prompt))),
                 choices=draw.choice([1, 1, 2]),
                 salt=draw.choice(["", "", "salt"]),
+                priority=draw.randint(0, 3),
+                tenant=draw.choice(["", "red", "blue"]),
+                ttft_target_s=draw.choice([None, 0.5, 8.0]),
+                tpot_target_s=draw.choice([None, 0.01, 2.0]),
             )
             for _ in range(draw.randint(0, 4)):
                 simulation.step()

@@ -51,6 +51,11 @@ class Ranking:
     def __contains__(self, request_id: int) -> bool:
         return request_id in self._here
 
+    def get(self, request_id: int) -> Request | None:
+        """Return a request that is here, or None."""
+        here = self._here.get(request_id)
+        return None if here is None else here[1]
+
     def add(self, request: Request) -> None:
         """Take in a request."""
         if request.id in self._here:

@@ -12,7 +12,7 @@ from conch.api import AttentionSpec, hookspecs
 from conch_plugins import builtin
 
 NAMES = {
-    "conch_schedulers": {"fcfs"},
+    "conch_schedulers": {"fcfs", "priority", "fair", "slo", "lpm"},
     "conch_kv_managers": {"paged"},
     "conch_prefix_caches": {"hash", "none"},
     "conch_attention_kernels": {"cpu", "torch"},

@@ -1,0 +1,144 @@
+"""Running decodes keep their pace, and the earliest deadline goes first."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conch_plugins.schedulers.slo import LEAST_SHARE, SloScheduler, deadline
+from conch_plugins.schedulers.step_time import StepLoad, StepTimeModel
+from support.scheduling import check_answers, simulate
+
+TRUTH = (0.004, 0.00011, 0.0003, 0.0000004)
+
+
+def slo(context, clock=None):
+    return SloScheduler(context)
+
+
+def true_seconds(load):
+    a, b, c, d = TRUTH
+    return a + b * load.prefill_tokens + c * load.decode_rows + d * load.context_tokens
+
+
+def mixed_load(draw):
+    return StepLoad(draw.choice([0, draw.randint(2, 512)]), draw.randint(0, 64), draw.randint(1, 60_000))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_model_learns_the_truth_from_noisy_steps(seed):
+    draw, model = random.Random(seed), StepTimeModel()
+    for _ in range(300):
+        load = mixed_load(draw)
+        model.learn(load, true_seconds(load) * draw.uniform(0.97, 1.03))
+    for _ in range(50):
+        load = mixed_load(draw)
+        assert model.expect(load) == pytest.approx(true_seconds(load), rel=0.1, abs=0.0005)
+
+
+def test_the_model_follows_a_machine_that_slows_down():
+    draw, model = random.Random(1), StepTimeModel()
+    for factor in (1.0, 3.0):
+        for _ in range(1500):
+            load = mixed_load(draw)
+            model.learn(load, factor * true_seconds(load))
+    load = StepLoad(256, 32, 20_000)
+    assert model.expect(load) == pytest.approx(3 * true_seconds(load), rel=0.05)
+
+
+def test_the_model_survives_long_monotony_and_interruptions():
+    draw, model = random.Random(1), StepTimeModel()
+    for _ in range(200):
+        load = mixed_load(draw)
+        model.learn(load, true_seconds(load))
+    for step in range(20_000):
+        load = StepLoad(0, 8, 4000)
+        model.learn(load, 30.0 if step % 5000 == 100 else true_seconds(load))
+    for load in (StepLoad(0, 8, 4000), StepLoad(300, 8, 4300)):
+        assert model.expect(load) == pytest.approx(true_seconds(load), rel=0.25)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 10_000), target=st.floats(0.008, 0.04), load=st.floats(0.02, 0.3))
+def test_decodes_keep_their_target_once_the_model_knows(seed, target, load):
+    draw, budget = random.Random(seed), 256
+    simulation = simulate(
+        slo,
+        num_blocks=3000,
+        step_seconds=lambda plan: true_seconds(StepLoad.of(plan)),
+        max_num_seqs=12,
+        max_num_batched_tokens=budget,
+        max_model_len=1000,
+        enable_prefix_caching=False,
+    )
+    late = []
+    for step in range(150):
+        if draw.random() < load:
+            simulation.add(
+                [draw.randint(1, 900)] * draw.randint(1, 400), draw.randint(1, 40), tpot_target_s=target
+            )
+        before = simulation.now_s
+        plan = simulation.step()
+        if plan is None:
+            continue
+        did = StepLoad.of(plan)
+        if step > 60 and did.decode_rows and did.prefill_tokens > budget // LEAST_SHARE:
+            late.append((simulation.now_s - before) / target)
+    assert not late or max(late) < 1.05, "prompts took more than the decodes could spare"
+
+
+def test_without_targets_prompts_take_the_whole_budget():
+    simulation = simulate(slo, num_blocks=400, max_num_seqs=4, max_num_batched_tokens=32, max_model_len=900)
+    simulation.add([1, 2], max_tokens=40)
+    for _ in range(15):
+        simulation.step()
+    simulation.add([3] * 200, max_tokens=2)
+    assert simulation.step().num_tokens == 32
+
+
+def test_a_target_that_cannot_be_kept_stops_nobody():
+    simulation = simulate(
+        slo,
+        num_blocks=400,
+        step_seconds=lambda plan: true_seconds(StepLoad.of(plan)),
+        max_num_seqs=4,
+        max_num_batched_tokens=32,
+        max_model_len=900,
+    )
+    for number in range(12):
+        simulation.add([number] * 30, max_tokens=10, tpot_target_s=1e-6)
+    simulation.run()
+    check_answers(simulation)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    requests=st.lists(
+        st.tuples(
+            st.integers(0, 3),  # steps before it arrives
+            st.integers(1, 24),
+            st.integers(1, 12),
+            st.sampled_from([None, 1.0, 5.0, 20.0]),
+        ),
+        min_size=1,
+        max_size=14,
+    ),
+    num_blocks=st.integers(12, 40),
+)
+def test_nobody_goes_before_an_earlier_deadline_but_the_shorter(requests, num_blocks):
+    simulation = simulate(slo, num_blocks, max_num_seqs=3, max_num_batched_tokens=12)
+    added = []
+    for steps, prompt, outputs, target in requests:
+        for _ in range(steps):
+            simulation.step()
+        added.append(simulation.add([prompt] * prompt, outputs, ttft_target_s=target))
+    simulation.run()
+    check_answers(simulation)
+    for urgent in added:
+        for other in added:
+            was_there = urgent.arrival_s < other.first_scheduled_s < urgent.first_scheduled_s
+            if was_there and deadline(urgent) < deadline(other):
+                assert other.num_prompt < urgent.num_prompt, "a later deadline went first"
