@@ -25,6 +25,9 @@ WINDOWED = replace(SMALL_ATTENTION, windows=(10,))
 def simulate(scheduler="fcfs", num_blocks=16, num_drafts=0, attention=SMALL_ATTENTION, **config):
     """Simulate; a byte of swap space holds a block."""
     context = make_context(num_blocks=num_blocks, attention=attention, **config)
+    if context.config.prefix_cache == "radix" and context.config.enable_prefix_caching:
+        context = context.with_prefix_cache(CATALOGUE.factory("prefix_cache", "radix")(context))
+        context = context.with_kv_manager(CATALOGUE.factory("kv_manager", "paged")(context))
     return Simulation(CATALOGUE.factory("scheduler", scheduler)(context), context, num_drafts)
 
 
@@ -108,9 +111,13 @@ def test_what_is_cached_is_not_brought_back():
     assert 0 < back < out
 
 
-@given(seed=st.integers(0, 10_000), scheduler=st.sampled_from(SCHEDULERS), caching=st.booleans())
-@settings(max_examples=60, deadline=None)
-def test_every_request_ends_right_whatever_is_swapped(seed, scheduler, caching):
+@given(
+    seed=st.integers(0, 10_000),
+    scheduler=st.sampled_from(SCHEDULERS),
+    cache=st.sampled_from(["none", "hash", "radix"]),
+)
+@settings(max_examples=80, deadline=None)
+def test_every_request_ends_right_whatever_is_swapped(seed, scheduler, cache):
     draw = random.Random(seed)
     simulation = simulate(
         scheduler,
@@ -119,7 +126,8 @@ def test_every_request_ends_right_whatever_is_swapped(seed, scheduler, caching):
         attention=draw.choice([SMALL_ATTENTION, WINDOWED]),
         max_num_seqs=draw.randint(2, 6),
         max_num_batched_tokens=draw.randint(6, 40),
-        enable_prefix_caching=caching,
+        prefix_cache=cache,
+        enable_prefix_caching=cache != "none",
         preemption_mode=draw.choice(["swap", "auto"]),
         preemption_victim=draw.choice(["least_loss", "last_admitted"]),
         swap_space_bytes=draw.choice([3, 12, 100]),
