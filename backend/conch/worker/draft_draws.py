@@ -9,7 +9,7 @@ import torch
 
 from conch.api import Row
 from conch.worker.batch_builder import LogitRows
-from conch.worker.drawing import kept_weights, pick
+from conch.worker.drawing import distribution, pick
 from conch.worker.philox import Purpose
 from conch.worker.row_table import RowTable
 from conch.worker.sampler import NO_DRAWN_DRAFTS, Sampler
@@ -77,11 +77,10 @@ class DraftDraws:
             return {}
         index = torch.from_numpy(which).to(logits.device)
         settings = self._sampler.settings(wanted, which, Purpose.DRAFT, logits.device)
-        weights = kept_weights(logits[index], settings)
-        weights /= weights.sum(dim=1, dtype=torch.float64)[:, None].float()
-        token_ids = pick(weights, settings.uniform)
-        shares = weights.gather(1, token_ids[:, None]).squeeze(1).tolist()
+        shares = distribution(logits[index], settings)
+        token_ids = pick(shares, settings.uniform)
+        own = shares.gather(1, token_ids[:, None]).squeeze(1).tolist()
         return {
-            int(at): DrawnDraft(token_id, share, weights[place])
-            for place, (at, token_id, share) in enumerate(zip(which, token_ids.tolist(), shares, strict=True))
+            int(at): DrawnDraft(token_id, share, shares[place])
+            for place, (at, token_id, share) in enumerate(zip(which, token_ids.tolist(), own, strict=True))
         }

@@ -5,11 +5,12 @@ Letters: N rows, V vocabulary, C the likeliest tokens of a row that are looked a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 import torch
 
-from conch.worker.kept_tokens import RowFilter, draw_token
+from conch.worker.kept_tokens import RowFilter, draw_token, kept_tokens
 
 _HEAD = 256
 _MAX_HEAD = 4096
@@ -77,6 +78,16 @@ def kept_weights(logits: torch.Tensor, settings: DrawSettings) -> torch.Tensor:
     return _filter_rows(weights, settings, _is_filtered(settings, logits.shape[1]))
 
 
+def distribution(logits: torch.Tensor, settings: DrawSettings) -> torch.Tensor:
+    """Turn logits [N, V] into the probabilities that `draw` draws with: float32 [N, V]."""
+    if logits.device.type == "cpu":
+        weights = _weights(logits, settings)
+        _filter_on_host(weights, settings, torch.nonzero(_is_filtered(settings, logits.shape[1])).squeeze(1))
+    else:
+        weights = kept_weights(logits, settings)
+    return weights.div_(weights.sum(dim=1, dtype=torch.float64)[:, None].float())
+
+
 def _weights(logits: torch.Tensor, settings: DrawSettings) -> torch.Tensor:
     """Turn logits [N, V] into probabilities up to a factor, the largest 1: float32 [N, V]."""
     shifted = logits - logits.amax(dim=1, keepdim=True)  # at most 0: no temperature overflows
@@ -92,10 +103,25 @@ def _is_filtered(settings: DrawSettings, vocab_size: int) -> torch.Tensor:
 def _draw_filtered(weights: torch.Tensor, settings: DrawSettings) -> torch.Tensor:
     """Draw on the host from weights [N, V], each row by itself; returns int64 [N]."""
     totals = weights.sum(dim=1, dtype=torch.float64).tolist()
-    numbers = (settings.top_k, settings.top_p, settings.min_p, settings.uniform)
-    rows = map(RowFilter, *(number.tolist() for number in numbers))
-    drawn = map(draw_token, weights.numpy(), totals, rows)
+    drawn = map(draw_token, weights.numpy(), totals, _row_filters(settings))
     return torch.tensor(list(drawn), dtype=torch.int64)
+
+
+def _filter_on_host(weights: torch.Tensor, settings: DrawSettings, which: torch.Tensor) -> None:
+    """Set what the rows `which`, int64, leave out of weights [N, V] to 0, each row by itself."""
+    some = weights[which]
+    totals = some.sum(dim=1, dtype=torch.float64).tolist()
+    filters = _row_filters(settings.select(which))
+    array = weights.numpy()
+    for at, row, total, one in zip(which.tolist(), some.numpy(), totals, filters, strict=True):
+        token_ids = kept_tokens(row, total, one)
+        array[at] = 0
+        array[at, token_ids] = row[token_ids]
+
+
+def _row_filters(settings: DrawSettings) -> Iterator[RowFilter]:
+    numbers = (settings.top_k, settings.top_p, settings.min_p, settings.uniform)
+    return map(RowFilter, *(number.tolist() for number in numbers))
 
 
 def _filter_rows(weights: torch.Tensor, settings: DrawSettings, which: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ import torch
 
 from conch.api import TokenLogprobs
 from conch.worker.batch_builder import LogitRows
-from conch.worker.drawing import DrawSettings, draw, kept_weights
+from conch.worker.drawing import DrawSettings, distribution, draw
 from conch.worker.logit_edits import edit_logits
 from conch.worker.philox import Purpose, uniforms
 from conch.worker.row_table import RowTable
@@ -142,7 +142,7 @@ class Sampler:
         seeds = self._table.seeds[wanted.rows[which]]
         residual = torch.from_numpy(uniforms(seeds, wanted.positions[which], Purpose.RESIDUAL))
         decided = decide(
-            kept_weights(logits[index], settings),
+            distribution(logits[index], settings),
             list(drafts.values()),
             settings.uniform,
             residual.to(logits.device),

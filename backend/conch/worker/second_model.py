@@ -63,8 +63,8 @@ def _reach(spec: ModelSpec) -> float:
 class SecondModel:
     """`conch.api.DraftModel`, over the worker's own row table.
 
-    Entries of a row's block table past its blocks are lent to scratch blocks: the engine sets them before it
-    ever uses them.
+    While a batch is built, scratch blocks stand in the entries after a row's own blocks. The target never
+    sees them: its pool does not have them.
 
     Parameters
     ----------
@@ -142,9 +142,10 @@ class SecondModel:
 
     def logits(self, rows: Sequence[Row]) -> torch.Tensor:
         """Compute rows and their KV; returns the logits of those that sample: float32 [L, V]."""
-        for row in rows:
-            self._lend(row)
+        lent = [self._lend(row) for row in rows]
         batch, _ = self._builder.build(rows)
+        for at, count in lent:
+            self._table.set_scratch(at, [0] * count)
         step = PagedStep(self._kernel, self._kernel.plan(batch), self._pools)
         return self._model.logits(batch, step)
 
@@ -163,15 +164,15 @@ class SecondModel:
         self._pools = []
         del self._model
 
-    def _lend(self, row: Row) -> None:
-        """Put scratch blocks where the row has none of its own."""
+    def _lend(self, row: Row) -> tuple[int, int]:
+        """Put scratch blocks where the row has none of its own; returns where, and how many."""
         at = self._table.row_of(row.request_id)
         held = self._table.num_blocks[at]
-        needed = -(-(row.start + row.count) // self._block_size)
-        if needed <= held:
-            return
-        place = self._scratch.setdefault(row.request_id, len(self._scratch))
-        assert place < self._config.max_num_seqs, "more requests draft than may run"
-        assert needed - held <= self._scratch_each, "drafts further ahead than was agreed"
-        first = self._scratch_from + place * self._scratch_each
-        self._table.set_scratch(at, range(first, first + needed - held))
+        count = max(0, -(-(row.start + row.count) // self._block_size) - held)
+        if count:
+            place = self._scratch.setdefault(row.request_id, len(self._scratch))
+            assert place < self._config.max_num_seqs, "more requests draft than may run"
+            assert count <= self._scratch_each, "drafts further ahead than was agreed"
+            first = self._scratch_from + place * self._scratch_each
+            self._table.set_scratch(at, range(first, first + count))
+        return at, count

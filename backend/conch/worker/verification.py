@@ -56,38 +56,36 @@ def accepted_count(drafts: Sequence[int], decided: Sequence[int]) -> int:
 
 
 def decide(
-    weights: torch.Tensor, drafts: Sequence[DrawnDraft], accept: torch.Tensor, residual: torch.Tensor
+    targets: torch.Tensor, drafts: Sequence[DrawnDraft], accept: torch.Tensor, residual: torch.Tensor
 ) -> list[int]:
     """Decide the token at each of N places with drawn drafts.
 
     Parameters
     ----------
-    weights : float32 [N, V]
-        p up to a factor in each row; 0 for tokens filtered out.
+    targets : float32 [N, V]
+        p; 0 for tokens filtered out.
     drafts
         Of each place.
     accept, residual : float64 [N]
         Random numbers in [0, 1).
     """
-    totals = weights.sum(dim=1, dtype=torch.float64)
     token_ids = [draft.token_id for draft in drafts]
-    index = torch.tensor(token_ids, device=weights.device)[:, None]
-    target = weights.gather(1, index).squeeze(1).double() / totals
-    drafted = torch.tensor([draft.probability for draft in drafts], dtype=torch.float64, device=totals.device)
-    rejected = torch.nonzero(accept * drafted >= target).squeeze(1)
+    index = torch.tensor(token_ids, device=targets.device)[:, None]
+    wanted = targets.gather(1, index).squeeze(1)
+    drafted = torch.tensor([draft.probability for draft in drafts], device=targets.device)
+    rejected = torch.nonzero(accept * drafted >= wanted).squeeze(1)
     at = rejected.tolist()
     if at:
         lost = torch.stack([drafts[place].distribution for place in at])
-        target_left = (weights[rejected] / totals[rejected, None].float()).sub_(lost).clamp_(min=0.0)
-        for place, token_id in zip(
-            at, _draw_left(target_left, weights[rejected], residual[rejected]), strict=True
-        ):
+        kept = targets[rejected]
+        drawn = _draw_left((kept - lost).clamp_(min=0.0), kept, residual[rejected])
+        for place, token_id in zip(at, drawn, strict=True):
             token_ids[place] = token_id
     return token_ids
 
 
-def _draw_left(left: torch.Tensor, weights: torch.Tensor, uniform: torch.Tensor) -> list[int]:
-    """Draw from `left` [N, V], or from `weights` where rounding has left nothing: there p is q."""
+def _draw_left(left: torch.Tensor, targets: torch.Tensor, uniform: torch.Tensor) -> list[int]:
+    """Draw from `left` [N, V], or from `targets` where rounding has left nothing: there p is q."""
     is_empty = left.sum(dim=1) <= 0
-    drawn = pick(torch.where(is_empty[:, None], weights, left), uniform)
+    drawn = pick(torch.where(is_empty[:, None], targets, left), uniform)
     return [int(token_id) for token_id in drawn.tolist()]

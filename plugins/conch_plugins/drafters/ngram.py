@@ -13,6 +13,8 @@ from conch.api import DraftContext
 if TYPE_CHECKING:
     from conch.api import Drafter
 
+_FEW = 8
+
 Tokens = npt.NDArray[np.int32]
 
 
@@ -44,7 +46,7 @@ class NgramDrafter:
         ends, length = longest_matches(tokens, self._longest)
         if length < self._shortest:
             return ()
-        return repeat_from(tokens, int(ends[-1]) + 1, room)
+        return tuple(repeat_from(tokens, int(ends[-1]) + 1, room))
 
 
 def longest_matches(tokens: Tokens, longest: int) -> tuple[npt.NDArray[np.int64], int]:
@@ -59,8 +61,8 @@ def longest_matches(tokens: Tokens, longest: int) -> tuple[npt.NDArray[np.int64]
     """
     last = len(tokens) - 1
     ends = np.flatnonzero(tokens[:-1] == tokens[last]) if last > 0 else np.empty(0, np.int64)
-    if not len(ends):
-        return ends, 0
+    if len(ends) <= _FEW:
+        return _longest_of_few(tokens, ends, longest)
     for length in range(1, longest):
         if last < length:
             return ends, length
@@ -72,12 +74,33 @@ def longest_matches(tokens: Tokens, longest: int) -> tuple[npt.NDArray[np.int64]
     return ends, longest
 
 
-def repeat_from(tokens: Tokens, start: int, count: int) -> tuple[int, ...]:
+def _longest_of_few(
+    tokens: Tokens, ends: npt.NDArray[np.int64], longest: int
+) -> tuple[npt.NDArray[np.int64], int]:
+    """Do the same one by one, which takes less than numpy's calls would."""
+    wanted = tokens[-longest:].tolist()[::-1]
+    lengths = [
+        _common_length(wanted, tokens[max(0, end - longest + 1) : end + 1].tolist()[::-1])
+        for end in ends.tolist()
+    ]
+    length = max(lengths, default=0)
+    return ends[[each == length for each in lengths]] if length else ends[:0], length
+
+
+def _common_length(one: list[int], other: list[int]) -> int:
+    """Return how many tokens two lists have in common at their beginning."""
+    for length, (left, right) in enumerate(zip(one, other)):  # noqa: B905 - one may be shorter
+        if left != right:
+            return length
+    return min(len(one), len(other))
+
+
+def repeat_from(tokens: Tokens, start: int, count: int) -> list[int]:
     """Copy `count` tokens from `start` on; past the end the copy itself goes on."""
-    copied = tokens[start : start + count].tolist()
+    copied: list[int] = tokens[start : start + count].tolist()
     while len(copied) < count:
         copied += copied[: count - len(copied)]
-    return tuple(copied)
+    return copied
 
 
 if TYPE_CHECKING:

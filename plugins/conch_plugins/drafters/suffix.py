@@ -92,8 +92,8 @@ class SuffixDrafter:
         count = self._count(length, room)
         if not count:
             return _Guess()
-        following = np.array([repeat_from(tokens, end + 1, count) for end in ends[-_MOST_OWN:].tolist()])
-        return self._follow(following)
+        latest = ends[-_MOST_OWN:].tolist()
+        return self._follow([repeat_from(tokens, end + 1, count) for end in latest])
 
     def _in_others(self, tokens: Tokens, room: int) -> _Guess:
         if len(tokens) < KEY_TOKENS or not len(self._corpus):
@@ -110,27 +110,38 @@ class SuffixDrafter:
         if not count:
             return _Guess()
         following = self._corpus.window(places[lengths == length], 1 + np.arange(count))
-        return self._follow(following)
+        return self._follow(following.tolist())
 
     def _count(self, length: int, room: int) -> int:
         """Return how long a draft may be after a match of `length` tokens."""
         return min(room, int(self._factor * length))
 
-    def _follow(self, following: npt.NDArray[np.int32]) -> _Guess:
-        """Go with the majority: `following` [places, tokens] is what came after each place."""
+    def _follow(self, following: list[list[int]]) -> _Guess:
+        """Go with the majority: `following` are the tokens that came after each place, as many for each."""
         total = len(following)
         chosen: list[int] = []
         score = 0.0
-        for column in range(following.shape[1]):
-            values, counts = np.unique(following[:, column], return_counts=True)
-            best = int(counts.argmax())
-            share = int(counts[best]) / total
-            if values[best] < 0 or share < self._least:
+        for column in range(len(following[0])):
+            token, count = _most_common([row[column] for row in following])
+            share = count / total
+            if token < 0 or share < self._least:
                 break
-            chosen.append(int(values[best]))
+            chosen.append(token)
             score += share
-            following = following[following[:, column] == values[best]]
+            if count < len(following):
+                following = [row for row in following if row[column] == token]
         return _Guess(tuple(chosen), score)
+
+
+def _most_common(tokens: list[int]) -> tuple[int, int]:
+    """Return the most frequent token, of several the last to come first, and how often it is there."""
+    if len(tokens) == 1:
+        return tokens[0], 1
+    counts: dict[int, int] = {}
+    for token in tokens:
+        counts[token] = counts.get(token, 0) + 1
+    best = max(reversed(counts), key=counts.__getitem__)
+    return best, counts[best]
 
 
 if TYPE_CHECKING:

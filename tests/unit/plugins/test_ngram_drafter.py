@@ -40,7 +40,7 @@ def test_nothing_is_guessed_without_a_match_or_room():
     assert draft([1]) == () and draft([1, 2, 3]) == () and draft([4, 4], room=0) == ()
 
 
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=30), st.integers(1, 5))
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 5))
 def test_matches_are_those_of_a_plain_search(tokens, longest):
     ends, length = longest_matches(np.array(tokens, np.int32), longest)
     last = len(tokens) - 1

@@ -17,7 +17,7 @@ from transformers import (
 
 from conch.api import Admission, SamplingParams
 from conch.worker.batch_builder import LogitRows
-from conch.worker.drawing import DrawSettings, draw, kept_weights
+from conch.worker.drawing import DrawSettings, distribution, draw, kept_weights
 from conch.worker.logit_edits import edit_logits
 from conch.worker.row_table import RowTable
 from conch.worker.sampler import Sampler
@@ -183,6 +183,8 @@ def test_a_row_drawn_by_itself_equals_one_of_a_filtered_batch(scale, filters):
     for uniform in (0.0, 0.37, 0.9, 1 - 2**-53):
         settings = draw_settings(8, 0.8, uniform=uniform, **filters)
         weights = kept_weights(logits, settings)
+        shares = weights / weights.sum(dim=1, keepdim=True)
+        torch.testing.assert_close(distribution(logits, settings), shares, atol=1e-6, rtol=1e-5)
         for row, token in enumerate(draw(logits, settings).tolist()):
             cumulative = weights[row].double().cumsum(0)
             target = min(uniform * cumulative[-1].item(), np.nextafter(cumulative[-1].item(), 0))

@@ -26,8 +26,8 @@ def decided(target, drafted, seed=1):
     tokens = torch.multinomial(drafted, COUNT, replacement=True, generator=make).tolist()
     distribution = drafted.float()
     drafts = [DrawnDraft(token, float(distribution[token]), distribution) for token in tokens]
-    weights = (7.5 * target).float().expand(COUNT, -1)
-    return tokens, decide(weights, drafts, uniform[0], uniform[1])
+    targets = target.float().expand(COUNT, -1)
+    return tokens, decide(targets, drafts, uniform[0], uniform[1])
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_the_law_is_the_targets(target, drafted):
 def test_what_is_filtered_out_is_never_decided(pairs, data):
     if not any(target for target, _ in pairs):
         return
-    target = torch.tensor([[float(target) for target, _ in pairs]])
+    target = shares([target for target, _ in pairs]).float()[None]
     drafted = shares([share for _, share in pairs]).float()
     token = data.draw(st.integers(0, len(pairs) - 1))
     numbers = st.floats(0, 1, exclude_max=True)

@@ -1,0 +1,71 @@
+"""Drafts that are drawn at random leave the law of the tokens as it is, whatever they are drawn from."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from conch.api import EngineConfig, SamplingParams, SpeculativeConfig
+from conch.engine.local import LocalEngine
+from support.distributions import check_fit, joint
+from support.oracle import Oracle
+from support.tiny import tiny_checkpoint
+
+COUNT = 4000
+PROMPT = [5, 9, 20, 11, 9, 20]
+VOCAB = 24
+SETTINGS = {
+    "plain": {},
+    "top_k": {"top_k": 6},
+    "top_p": {"top_p": 0.8},
+    "min_p": {"min_p": 0.1},
+    "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.5},
+    "bias": {"logit_bias": {3: 2.0, 9: -100.0, 17: 4.0}},
+}
+
+
+def model(**changes):
+    return tiny_checkpoint("llama", vocab_size=VOCAB, **changes)
+
+
+DRAFTERS = {"alike": {"seed": 0, "num_hidden_layers": 1}, "unlike": {"seed": 7}}
+
+
+@cache
+def oracle():
+    return Oracle(model())
+
+
+def sample(speculative: SpeculativeConfig | None, changes: dict) -> tuple[list[tuple[int, ...]], object]:
+    config = EngineConfig(
+        model=str(model()),
+        dtype="float32",
+        num_threads=1,
+        seed=1,
+        max_queue_size=COUNT,
+        speculative_config=speculative,
+    )
+    params = [
+        SamplingParams(temperature=2.0, max_tokens=5, ignore_eos=True, seed=seed, **changes)
+        for seed in range(COUNT)
+    ]
+    with LocalEngine(config) as engine:
+        answers = engine.generate([PROMPT] * COUNT, params)
+        return [one.token_ids for (one,) in answers], engine.stats()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_tokens_keep_their_law(setting, drafter):
+    changes = SETTINGS[setting]
+    settings = SpeculativeConfig(
+        model=str(model(**DRAFTERS[drafter])), num_speculative_tokens=3, backoff=False
+    )
+    samples, stats = sample(settings, changes)
+    exact = joint(oracle(), PROMPT, SamplingParams(temperature=2.0, **changes), 3)
+    check_fit([tokens[:2] for tokens in samples], exact.sum(2))
+    check_fit([tokens[1:3] for tokens in samples], exact.sum(0))
+    assert stats.drafts >= COUNT
+    assert 0.02 < stats.drafts_accepted / stats.drafts_proposed < 0.98, "both cases must have been seen"
