@@ -20,8 +20,8 @@ from loadgen.worker import Worker
 from serving_experiments.bench import Bench
 
 SCHEDULERS = ("slo", "fcfs")
-LOADS = (0.3, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5)
-REAL_LOADS = (0.5, 0.9)
+LOADS = (0.5, 0.7, 0.85, 1.0, 1.15, 1.3, 1.5)
+REAL_LOADS = (0.6, 1.0, 1.3)
 REQUESTS = 600
 REAL_REQUESTS = 60
 LAW = {"step_s": 0.008, "token_s": 0.00028}
