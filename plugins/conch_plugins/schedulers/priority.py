@@ -36,6 +36,7 @@ class PriorityLine:
         self._running: Sequence[Request] = ()
         self._victims: list[tuple[int, int, Request]] | None = None
         self._priority = 0
+        self._highest_seen = 0
 
     def rank(self, request: Request) -> float:
         """Return when a request of priority 0 in its place would have arrived."""
@@ -67,6 +68,7 @@ class PriorityLine:
     def add(self, request: Request) -> None:
         """Take in a request."""
         self._at_admission.pop(request.id, None)
+        self._highest_seen = max(self._highest_seen, request.priority)
         self._order.add(request)
         self._by_priority.setdefault(request.priority, RankedLine()).add(request)
 
@@ -108,6 +110,8 @@ class PriorityLine:
         None where it is not both of a higher priority than the one who waits and, its own waiting counted,
         at a higher level; or where all of those together would leave too little.
         """
+        if waiting.priority >= self._highest_seen:  # so it is where nobody states a priority
+            return None
         if self._victims is None:
             self._victims = [(-self.running_level(one), -i, one) for i, one in enumerate(self._running)]
             heapq.heapify(self._victims)

@@ -112,6 +112,26 @@ def test_two_tenants_get_the_same_though_one_sends_ten_times_the_load():
     assert len(left_behind) <= 4
 
 
+def test_a_tenant_too_far_ahead_gives_way():
+    simulation = simulate(fair, num_blocks=40, max_num_seqs=4, max_num_batched_tokens=24)
+    line = simulation.scheduler._line
+    for number in range(3):
+        simulation.add([number] * 5, max_tokens=40, tenant="ahead")
+    simulation.step()
+    simulation.add([9] * 145, max_tokens=10, tenant="behind")
+    simulation.step()
+    ahead, behind = simulation.running[0], simulation.waiting
+    assert [request.tenant for request in behind] == ["behind"], "it fits: there is no room to fall behind"
+    assert not line.too_far_ahead(simulation.running, 1000.0)
+    next(account for account in line.accounts.busy if account.tenant == "ahead").served += 1000.0
+    assert {request.tenant for request in line.too_far_ahead(simulation.running, 1000.0)} == {"ahead"}
+    plan = simulation.step()
+    assert ahead.id in plan.preempted and len(plan.preempted) == 3
+    assert [row.request_id for row in plan.rows] == [behind[0].id]
+    simulation.run()
+    check_answers(simulation)
+
+
 def test_fcfs_does_not_keep_to_it():
     from conch_plugins.schedulers.fcfs import FcfsScheduler
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from conch_plugins.schedulers.slo import LEAST_SHARE, SloScheduler, deadline
@@ -74,7 +74,7 @@ def test_decodes_keep_their_target_once_the_model_knows(seed, target, load):
         max_model_len=1000,
         enable_prefix_caching=False,
     )
-    late = []
+    lateness = []
     for step in range(150):
         if draw.random() < load:
             simulation.add(
@@ -86,8 +86,37 @@ def test_decodes_keep_their_target_once_the_model_knows(seed, target, load):
             continue
         did = StepLoad.of(plan)
         if step > 60 and did.decode_rows and did.prefill_tokens > budget // LEAST_SHARE:
-            late.append((simulation.now_s - before) / target)
-    assert not late or max(late) < 1.05, "prompts took more than the decodes could spare"
+            lateness.append((simulation.now_s - before) / target)
+    assert not lateness or max(lateness) < 1.05, "prompts took more than the decodes could spare"
+    event(f"steps in which prompts shared with decodes: {min(3, len(lateness))} or more")
+
+
+def test_a_long_prompt_takes_what_a_decode_can_spare_and_no_more():
+    def took(target):
+        simulation = simulate(
+            slo,
+            num_blocks=3000,
+            step_seconds=lambda plan: true_seconds(StepLoad.of(plan)),
+            max_num_seqs=4,
+            max_num_batched_tokens=256,
+            max_model_len=3000,
+            enable_prefix_caching=False,
+        )
+        for number in range(12):
+            simulation.add([number] * (20 * number + 5), max_tokens=4, tpot_target_s=target)
+        simulation.run()
+        simulation.add([1, 2], max_tokens=60, tpot_target_s=target)
+        simulation.step()
+        simulation.add([3] * 1500, max_tokens=1, tpot_target_s=target)
+        plan, before = simulation.step(), simulation.now_s
+        simulation.step()
+        return StepLoad.of(plan).prefill_tokens, simulation.now_s - before
+
+    tight, tight_s = took(0.012)
+    loose, loose_s = took(0.024)
+    assert 16 < tight < loose < 255
+    assert 0.9 * 0.012 < tight_s < 1.02 * 0.012
+    assert 0.9 * 0.024 < loose_s < 1.02 * 0.024
 
 
 def test_without_targets_prompts_take_the_whole_budget():
