@@ -114,6 +114,20 @@ def test_too_little_memory_to_swap_to_is_refused():
         pass
 
 
+@pytest.mark.parametrize("caching", [True, False])
+def test_a_window_lets_in_what_is_longer_than_the_pool(caching):
+    rng = random.Random(8)
+    settings = {"num_gpu_blocks_override": 8, "max_num_batched_tokens": 32, "enable_prefix_caching": caching}
+    with engine_with("mistral", **settings) as engine:
+        prompts = [[rng.randrange(3, 320) for _ in range(length)] for length in (200, 150, 40)]
+        answers = staggered(engine, prompts, [40, 60, 20], at_once=3)
+        same = Same(oracle_of(engine.info.model_folder))
+    assert len(prompts[0]) > 8 * BLOCK
+    for prompt, answer in zip(prompts, answers, strict=True):
+        same.check(prompt, list(answer))
+    same.finish()
+
+
 @pytest.mark.parametrize("kernel", ["torch", "cpu"])
 @pytest.mark.parametrize("caching", [True, False])
 def test_blocks_behind_the_window_serve_others(kernel, caching):

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from conch.api.config import EngineConfig
 from conch.api.context import BuildContext
+from conch.api.model_spec import ModelSpec
 from conch.api.parking import Parking
 from conch.api.request import Request
 from conch.api.seams import KVManager, PrefixCache
 from conch.api.victims import VictimPolicy, make_victim_policy
+
+ALL = 1 << 62
+"""More blocks than there are."""
 
 Spare = Callable[[Sequence[Request]], Sequence[Request]]
 """Of those who run, picks whom the scheduler would let go; at least one."""
@@ -29,12 +34,15 @@ class PlanLimits:
         Whether an admission may pay only a part of what is owed.
     watermark
         Blocks that stay free when a request is admitted beside others.
+    most_blocks
+        Blocks that a request holds at most at one time, however long it is.
     """
 
     max_tokens: int
     max_seats: int
     split_prompts: bool = True
     watermark: int = 0
+    most_blocks: int = ALL
 
     @classmethod
     def for_context(cls, context: BuildContext) -> PlanLimits:
@@ -49,7 +57,16 @@ class PlanLimits:
             max_seats=config.max_num_seqs,
             split_prompts=split,
             watermark=int(config.kv_watermark * context.kv_manager.num_blocks),
+            most_blocks=most_blocks(config, context.model),
         )
+
+
+def most_blocks(config: EngineConfig, model: ModelSpec) -> int:
+    """Return what a request holds at most at one time: for a chunk of a prompt, and the window before it."""
+    reach = model.attention.reach
+    if reach is None or not config.enable_chunked_prefill:
+        return ALL
+    return -(-(reach + config.max_num_batched_tokens) // config.block_size) + 1
 
 
 @dataclass(frozen=True, slots=True)

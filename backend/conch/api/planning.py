@@ -44,7 +44,7 @@ class PlanBuilder:
         self._moves: list[Move] = []
         self._promised: int | None = None
         self._split_prompts = limits.split_prompts
-        self._watermark = limits.watermark
+        self._watermark, self._most_blocks = limits.watermark, limits.most_blocks
         self.tokens_left = limits.max_tokens
         self.seats_left = limits.max_seats - sum(request.seats for request in requests.running)
 
@@ -281,7 +281,11 @@ class PlanBuilder:
     def _blocks_short(self, request: Request) -> int:
         """Blocks that a request does not hold yet and needs until its next token is sampled and computed."""
         tokens = max(request.num_tokens, min(request.num_tokens + 1, request.limit - 1))
-        return max(0, -(-tokens // self._kv.block_size) - len(self._kv.blocks(request.id)))
+        table = self._kv.blocks(request.id)
+        short = -(-tokens // self._kv.block_size) - len(table)
+        if short <= 0:
+            return 0
+        return max(0, min(short, self._most_blocks - len(table) + table.count(NO_BLOCK)))
 
     def _reserved_blocks(self) -> int:
         """Blocks that an admission must leave."""

@@ -15,7 +15,8 @@ from conch.api.drafting import DraftModel
 from conch.api.errors import PluginError
 from conch.api.model_spec import AttentionSpec, ModelSpec
 from conch.api.parking import make_parking
-from conch.api.seams import AttentionKernel, Drafter, Worker
+from conch.api.plan_parts import most_blocks
+from conch.api.seams import AttentionKernel, Drafter, KVManager, Worker
 from conch.api.steps import Arena
 from conch.engine.admission import Limits
 from conch.engine.catalogue import Catalogue
@@ -132,7 +133,7 @@ def _limits(context: BuildContext, parts: Parts) -> Limits:
     config, model = context.config, context.model
     return Limits(
         max_model_len=model.max_model_len,
-        pool_tokens=parts.kv_manager.num_blocks * parts.kv_manager.block_size,
+        pool_tokens=_pool_tokens(context, parts.kv_manager),
         max_num_seqs=config.max_num_seqs,
         max_queue_size=config.max_queue_size,
         queue_timeout_s=config.queue_timeout_s,
@@ -142,6 +143,13 @@ def _limits(context: BuildContext, parts: Parts) -> Limits:
         ttft_target_s=config.ttft_target_s,
         tpot_target_s=config.tpot_target_s,
     )
+
+
+def _pool_tokens(context: BuildContext, manager: KVManager) -> int:
+    """Return how long a request can grow that has the pool to itself."""
+    if most_blocks(context.config, context.model) <= manager.num_blocks:
+        return context.model.max_model_len  # what is behind its window makes room
+    return manager.num_blocks * manager.block_size
 
 
 def _held_tokens(attention: AttentionSpec) -> int | None:

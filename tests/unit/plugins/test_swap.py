@@ -157,6 +157,16 @@ def serve(simulation, draw, count=12):
     simulation.run()
 
 
+def test_a_window_lets_in_what_is_longer_than_the_pool():
+    simulation = simulate(num_blocks=16, attention=WINDOWED, max_num_batched_tokens=16, max_num_seqs=3)
+    for number in range(4):
+        simulation.add([number] * 100, max_tokens=60)
+    simulation.run()
+    check_ended(simulation)
+    assert len(simulation.ended) == 4
+    assert any(len(plan.rows) > 1 for plan in simulation.plans)
+
+
 def test_the_modes():
     config = EngineConfig(model="m", swap_space_bytes=100)
     assert isinstance(make_parking(config, 7), HostParking)
