@@ -72,6 +72,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     preemption_victim
         Who gives way among those whom the scheduler would let go: ``least_loss`` is who has the least to
         compute or move again; ``last_admitted`` is who stands last in the scheduler's order.
+    prefix_host_bytes
+        Memory of the host for cached blocks that have to leave the KV pool; 0 for none.
+    prefix_disk_bytes
+        Bound on a file for those that have to leave that, too; 0 for none.
+    prefix_disk_path
+        Folder of the file, which has no name in it and ends with the engine; None is the system's place for
+        temporary files.
     max_queue_size
         Requests that may wait; one more is refused as unavailable.
     queue_timeout_s
@@ -119,6 +126,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     preemption_mode: PreemptionMode = "auto"
     swap_space_bytes: int = 0
     preemption_victim: PreemptionVictim = "least_loss"
+    prefix_host_bytes: int = 0
+    prefix_disk_bytes: int = 0
+    prefix_disk_path: str | None = None
     max_queue_size: int = 1024
     queue_timeout_s: float | None = None
     ttft_target_s: float | None = None
@@ -154,24 +164,34 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError(f"gpu_memory_utilization must be in (0, 1], not {self.gpu_memory_utilization}")
         if not 0 <= self.kv_watermark < 1:
             raise ConfigError(f"kv_watermark must be in [0, 1), not {self.kv_watermark}")
-        if self.swap_space_bytes < 0:
-            raise ConfigError(f"swap_space_bytes must be 0 or more, not {self.swap_space_bytes}")
-        if self.preemption_mode == "swap" and not self.swap_space_bytes:
-            raise ConfigError("preemption_mode 'swap' needs swap_space_bytes: memory to swap to")
-        if self.preemption_mode == "recompute" and self.swap_space_bytes:
-            raise ConfigError("swap_space_bytes is of no use with preemption_mode 'recompute'")
-        is_caching = self.enable_prefix_caching and self.prefix_cache != "none"
-        if self.kv_events_config and self.kv_events_config.is_published and not is_caching:
-            raise ConfigError("kv_events_config: there are no KV events without a prefix cache")
-        if self.max_queue_size < 0:
-            raise ConfigError(f"max_queue_size must be 0 or more, not {self.max_queue_size}")
+        for key in _NOT_NEGATIVE:
+            if getattr(self, key) < 0:
+                raise ConfigError(f"{key} must be 0 or more, not {getattr(self, key)}")
+        self._check_preemption()
+        self._check_prefix_cache()
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
                 f"({self.max_num_seqs}): every running request may need one token in each step"
             )
 
+    def _check_preemption(self) -> None:
+        if self.preemption_mode == "swap" and not self.swap_space_bytes:
+            raise ConfigError("preemption_mode 'swap' needs swap_space_bytes: memory to swap to")
+        if self.preemption_mode == "recompute" and self.swap_space_bytes:
+            raise ConfigError("swap_space_bytes is of no use with preemption_mode 'recompute'")
 
+    def _check_prefix_cache(self) -> None:
+        is_caching = self.enable_prefix_caching and self.prefix_cache != "none"
+        if (self.prefix_host_bytes or self.prefix_disk_bytes) and not is_caching:
+            raise ConfigError("prefix_host_bytes and prefix_disk_bytes are of no use without a prefix cache")
+        if self.prefix_disk_path is not None and not self.prefix_disk_bytes:
+            raise ConfigError("prefix_disk_path is of no use without prefix_disk_bytes")
+        if self.kv_events_config and self.kv_events_config.is_published and not is_caching:
+            raise ConfigError("kv_events_config: there are no KV events without a prefix cache")
+
+
+_NOT_NEGATIVE = ("swap_space_bytes", "prefix_host_bytes", "prefix_disk_bytes", "max_queue_size")
 _POSITIVE = (
     "max_model_len",
     "max_num_seqs",

@@ -237,7 +237,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Return a snapshot of gauges and counters."""
-        used = self._kv.num_blocks - self._kv.free_blocks
+        used, tiers = self._kv.num_blocks - self._kv.free_blocks, self._cache.stats()
         most = self._limits.held_tokens or self._limits.max_model_len
         return EngineStats(
             running=self._requests.num_running,
@@ -246,6 +246,10 @@ class Engine:
             kv_blocks_total=self._kv.num_blocks,
             kv_blocks_parked=self._parking.num_used,
             swap_blocks_total=self._parking.num_slots,
+            prefix_host_blocks=tiers.host_blocks,
+            prefix_disk_blocks=tiers.disk_blocks,
+            prefix_host_hits=tiers.host_hits,
+            prefix_disk_hits=tiers.disk_hits,
             kv_tokens_used=sum(min(request.num_computed, most) for request in self._requests.running),
             **asdict(self._counters),
         )

@@ -123,6 +123,10 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
         Blocks that preempted requests have left in the host's memory, and how many fit there.
     prefix_queries, prefix_hits
         Prompt tokens looked up, and found, in the prefix cache at first admission.
+    prefix_host_blocks, prefix_disk_blocks
+        Cached blocks that lie in the host's memory and on its disk.
+    prefix_host_hits, prefix_disk_hits
+        Tokens whose KV came back from there.
     drafts, drafts_proposed, drafts_accepted
         Rows that had drafts, the tokens in them, and those of them that were right.
     accepted_by_position
@@ -147,6 +151,10 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     blocks_swapped_in: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    prefix_host_blocks: int = 0
+    prefix_disk_blocks: int = 0
+    prefix_host_hits: int = 0
+    prefix_disk_hits: int = 0
     drafts: int = 0
     drafts_proposed: int = 0
     drafts_accepted: int = 0

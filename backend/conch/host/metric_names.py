@@ -29,6 +29,8 @@ KV_BLOCKS_TOTAL = "kv_blocks_total"
 KV_TOKENS_USED = "kv_tokens_used"
 KV_BLOCKS_PARKED = "kv_blocks_parked"
 SWAP_BLOCKS_TOTAL = "swap_blocks_total"
+PREFIX_HOST_BLOCKS = "prefix_cache_host_blocks"
+PREFIX_DISK_BLOCKS = "prefix_cache_disk_blocks"
 READY = "engine_ready"
 ACCEPTED_BY_POSITION = "spec_decode_num_accepted_tokens_per_pos_total"
 ACCEPTANCE_LENGTH = "spec_decode_mean_acceptance_length"
@@ -83,6 +85,8 @@ COUNTERS = {
     "blocks_swapped_in_total": Counter("KV blocks that were brought back from there."),
     "prefix_cache_queries_total": Counter("Prompt tokens looked up in the prefix cache."),
     "prefix_cache_hits_total": Counter("Prompt tokens found in the prefix cache."),
+    "prefix_cache_host_hits_total": Counter("Tokens whose cached KV came back from the host's memory."),
+    "prefix_cache_disk_hits_total": Counter("Tokens whose cached KV came back from the disk."),
     "spec_decode_num_drafts_total": Counter("Drafts that were verified."),
     "spec_decode_num_draft_tokens_total": Counter("Tokens that the drafter proposed."),
     "spec_decode_num_accepted_tokens_total": Counter("Proposed tokens that were accepted."),
@@ -105,6 +109,8 @@ FROM_STATS = {
     "blocks_swapped_in_total": "blocks_swapped_in",
     "prefix_cache_queries_total": "prefix_queries",
     "prefix_cache_hits_total": "prefix_hits",
+    "prefix_cache_host_hits_total": "prefix_host_hits",
+    "prefix_cache_disk_hits_total": "prefix_disk_hits",
     "spec_decode_num_drafts_total": "drafts",
     "spec_decode_num_draft_tokens_total": "drafts_proposed",
     "spec_decode_num_accepted_tokens_total": "drafts_accepted",
@@ -121,6 +127,8 @@ GAUGES = {
     KV_TOKENS_USED: "Tokens whose KV is held.",
     KV_BLOCKS_PARKED: "KV blocks that preempted requests have in the host's memory.",
     SWAP_BLOCKS_TOTAL: "KV blocks that the host's memory has room for.",
+    PREFIX_HOST_BLOCKS: "Cached KV blocks in the host's memory.",
+    PREFIX_DISK_BLOCKS: "Cached KV blocks on the disk.",
     READY: "Whether the engine serves.",
     ACCEPTANCE_LENGTH: "Tokens that a verified draft has brought on average, with the one after it; 0 before any.",
 }
@@ -146,5 +154,7 @@ def gauges_of(stats: EngineStats) -> dict[str, float]:
         KV_TOKENS_USED: stats.kv_tokens_used,
         KV_BLOCKS_PARKED: stats.kv_blocks_parked,
         SWAP_BLOCKS_TOTAL: stats.swap_blocks_total,
+        PREFIX_HOST_BLOCKS: stats.prefix_host_blocks,
+        PREFIX_DISK_BLOCKS: stats.prefix_disk_blocks,
         ACCEPTANCE_LENGTH: 1 + stats.drafts_accepted / stats.drafts if stats.drafts else 0.0,
     }

@@ -39,11 +39,12 @@ class ShadowPool:
         self._content: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks)]
         self._elsewhere: dict[tuple[Arena, int], list[int | None]] = defaultdict(lambda: [None] * block_size)
 
-    def move(self, moves: Iterable[Move]) -> None:
-        """Copy blocks in order, within the pool and between it and other arenas."""
+    def move(self, moves: Iterable[Move]) -> tuple[int, ...]:
+        """Copy blocks in order, within the pool and between it and other arenas; returns which failed."""
         for move in moves:
             block = list(self._slot(move.source_arena, move.source))
             self._slot(move.target_arena, move.target)[:] = block
+        return ()
 
     def write(self, table: Sequence[int], values: Sequence[int], start: int, end: int) -> None:
         """Compute the KV of tokens ``[start, end)``."""

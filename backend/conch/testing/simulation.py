@@ -142,7 +142,7 @@ class Simulation:
             return None
         self.plans.append(plan)
         self._apply(plan)
-        self._compute(plan)
+        failed = self._compute(plan)
         result = StepResult(tuple(self._result(row) for row in plan.rows))
         seconds = self.step_seconds(plan)
         self.now_s += seconds
@@ -150,6 +150,7 @@ class Simulation:
             self.scheduler.observe(plan, result, seconds)
         for row, brought in zip(plan.rows, result.rows, strict=True):
             self._commit(self._running[row.request_id], row, brought.token_ids)
+        self.context.prefix_cache.end_step(plan.moves, failed)
         return plan
 
     def run(self, max_steps: int = 5000) -> None:
@@ -189,9 +190,9 @@ class Simulation:
         for row in plan.rows:
             self._running[row.request_id].num_computed = row.start + row.count
 
-    def _compute(self, plan: StepPlan) -> None:
-        """Write the KV of all rows, then check what each row reads."""
-        self.pool.move(plan.moves)
+    def _compute(self, plan: StepPlan) -> tuple[int, ...]:
+        """Write the KV of all rows, then check what each row reads; returns which moves have failed."""
+        failed = self.pool.move(plan.moves)
         values = {}
         for row in plan.rows:
             request, table = self._running[row.request_id], self._tables.setdefault(row.request_id, [])
@@ -207,6 +208,7 @@ class Simulation:
             seen = 0 if self._reach is None else max(0, row.start - self._reach + 1)
             end = row.start + row.count
             self.pool.check(self._tables[row.request_id], values[row.request_id], end, seen)
+        return failed
 
     def _result(self, row: Row) -> RowResult:
         request = self._running[row.request_id]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
 
 from conch.api import Arena, EngineConfig, Move
+from conch.worker.disk_store import DiskStore
 from conch.worker.pool import allocate_in_host
+
+_log = logging.getLogger(__name__)
 
 
 class BlockStore(Protocol):
@@ -23,6 +27,9 @@ class BlockStore(Protocol):
 
     def write(self, slots: Sequence[int], layers: Iterator[torch.Tensor]) -> None:
         """Fill different slots with what `read` of a store returned."""
+
+    def close(self) -> None:
+        """Let go of what is not memory."""
 
 
 class TensorStore:
@@ -47,6 +54,9 @@ class TensorStore:
         for pool, blocks in zip(self._pools, layers, strict=True):
             pool.index_copy_(1, index, blocks.to(pool.device))
 
+    def close(self) -> None:
+        """Have nothing to close."""
+
     def _index(self, slots: Sequence[int]) -> torch.Tensor:
         return torch.tensor(slots, device=self._pools[0].device)
 
@@ -68,12 +78,31 @@ class Arenas:
         store = self._stores.get(arena)
         return 0 if store is None else store.num_slots
 
-    def carry_out(self, moves: Sequence[Move]) -> None:
-        """Make the moves, each as if those before it were done."""
+    def carry_out(self, moves: Sequence[Move]) -> tuple[int, ...]:
+        """Make the moves, each as if those before it were done; returns the indices of those that failed.
+
+        Only writes to the disk fail. What cannot be read back from there is an error.
+        """
+        failed: list[Move] = []
         for batch in batches(moves):
             source, target = self._stores[batch[0].source_arena], self._stores[batch[0].target_arena]
             blocks = source.read([move.source for move in batch])
-            target.write([move.target for move in batch], blocks)
+            try:
+                target.write([move.target for move in batch], blocks)
+            except OSError as error:
+                if batch[0].target_arena is not Arena.DISK:
+                    raise
+                _log.warning("%d cached KV blocks could not be written to the disk: %s", len(batch), error)
+                failed += batch
+        if not failed:
+            return ()
+        lost = {id(move) for move in failed}
+        return tuple(index for index, move in enumerate(moves) if id(move) in lost)
+
+    def close(self) -> None:
+        """Let go of what is not memory."""
+        for store in self._stores.values():
+            store.close()
 
 
 def make_arenas(config: EngineConfig, pools: Sequence[torch.Tensor]) -> Arenas:
@@ -82,6 +111,11 @@ def make_arenas(config: EngineConfig, pools: Sequence[torch.Tensor]) -> Arenas:
     if config.swap_space_bytes:
         swap = allocate_in_host(pools, config.swap_space_bytes, "swap_space_bytes")
         stores[Arena.SWAP] = TensorStore(swap)
+    if config.prefix_host_bytes:
+        host = allocate_in_host(pools, config.prefix_host_bytes, "prefix_host_bytes")
+        stores[Arena.HOST] = TensorStore(host)
+    if config.prefix_disk_bytes:
+        stores[Arena.DISK] = DiskStore(pools, config.prefix_disk_bytes, config.prefix_disk_path)
     return Arenas(stores)
 
 

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
+import msgspec
 import torch
 
 from conch.api import (
@@ -97,21 +98,22 @@ class LocalWorker:
         started_s = time.perf_counter()
         self._learn(plan)
         with torch.inference_mode():
-            if plan.moves:
-                self._arenas.carry_out(plan.moves)
+            failed = self._arenas.carry_out(plan.moves) if plan.moves else ()
             if not plan.rows:
-                return StepResult(())
+                return StepResult((), failed_moves=failed)
             batch, wanted = self._builder.build(plan.rows)
             step = PagedStep(self._kernel, self._kernel.plan(batch), self._pools)
             logits = self._model.logits(batch, step)
             sampled = self._sampler.sample(logits, wanted, self._drafting.drawn(plan.rows))
             results = self._accept(plan.rows, sampled)
-            return self._drafting.propose(plan.rows, results, time.perf_counter() - started_s)
+            result = self._drafting.propose(plan.rows, results, time.perf_counter() - started_s)
+            return msgspec.structs.replace(result, failed_moves=failed) if failed else result
 
     def close(self) -> None:
         """Free the device."""
         self._pools = [pool.new_empty(2, 0) for pool in self._pools]
         self._drafts.close()
+        self._arenas.close()
         del self._model, self._arenas
         if self._device.type == "cuda":
             torch.cuda.empty_cache()

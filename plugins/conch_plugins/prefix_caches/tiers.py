@@ -192,12 +192,13 @@ class Tiers(Generic[E]):
             return
         displaced = tier.in_the_way()
         if displaced is not None:
+            tier.drop(displaced[0])
+        move = tier.write(entry, source, source_arena)
+        if displaced is not None:
             other, slot = displaced
             if other.block is None:
-                self._put(level + 1, other, slot, tier.arena)
-            tier.drop(other)
+                self._put(level + 1, other, slot, tier.arena)  # it is read before the slot is written
             self._check(other)
-        move = tier.write(entry, source, source_arena)
         if move is not None:
             self._moves.append(move)
 
