@@ -58,7 +58,7 @@ def under_engine(ids: torch.Tensor, model: str, settings: dict[str, Any]) -> flo
             end = min(start + CHUNK, len(ids) - 1)
             batch = batch_of(ids, start, end, config.block_size)
             step = PagedStep(worker._kernel, worker._kernel.plan(batch), worker._pools)
-            total += surprise(worker._model.logits(batch, step), ids[start + 1 : end + 1])
+            total += surprise(worker._model.logits(batch, step).values, ids[start + 1 : end + 1])
     worker.close()
     return total
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from conch.api import StepBatch
 from conch.model.attention import STEP_KEYWORD, Step
+from conch.model.logits import Logits
 
 
 class CausalModel:
@@ -22,8 +21,8 @@ class CausalModel:
     def __init__(self, module: Any) -> None:  # noqa: ANN401 - transformers is not typed
         self.module = module
 
-    def logits(self, batch: StepBatch, step: Step) -> torch.Tensor:
-        """Run the step and return the logits of its `logit_rows`: float32 [L, V].
+    def logits(self, batch: StepBatch, step: Step) -> Logits:
+        """Run the step and return the logits of its `logit_rows`.
 
         The head runs on those rows only, with whatever the model does after it (soft cap, scale).
         """
@@ -35,5 +34,4 @@ class CausalModel:
             return_dict=True,
             **{STEP_KEYWORD: step},
         )
-        logits: torch.Tensor = output.logits[0].float()
-        return logits
+        return Logits.of(output.logits[0].float())

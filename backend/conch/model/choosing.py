@@ -6,13 +6,12 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-import torch
-
 from conch.api import AttentionKernel, ConfigError, EngineConfig, StepBatch
 from conch.model.attention import PagedStep
 from conch.model.causal_model import CausalModel
 from conch.model.describe import Description
 from conch.model.loading import load_module
+from conch.model.logits import Logits
 
 Progress = Callable[[str, float], None]
 
@@ -22,8 +21,8 @@ _log = logging.getLogger(__name__)
 class Model(Protocol):
     """A loaded model that takes packed rows."""
 
-    def logits(self, batch: StepBatch, step: PagedStep) -> torch.Tensor:
-        """Run the step and return the logits of its `logit_rows`: float32 [L, V]."""
+    def logits(self, batch: StepBatch, step: PagedStep) -> Logits:
+        """Run the step and return the logits of its `logit_rows`."""
 
 
 def load_model(

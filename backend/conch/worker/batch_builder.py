@@ -32,6 +32,17 @@ class LogitRows:
     positions: I64
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Cut:
+    """How the tokens of a step are cut into rows: the fields of `StepBatch` that say so."""
+
+    cu_query: torch.Tensor
+    seq_lens: torch.Tensor
+    logit_rows: torch.Tensor
+    max_query: int
+    max_seq_len: int
+
+
 class BatchBuilder:
     """Packs rows, on the host, a few microseconds each.
 
@@ -49,50 +60,70 @@ class BatchBuilder:
         self._table = table
         self._block_size = block_size
         self._device = device
+        self._is_here = device.type == "cpu"
 
     def build(self, rows: Sequence[Row]) -> tuple[StepBatch, LogitRows]:
         """Build the step of at least one row. Block tables and drafts must be in the row table."""
-        table, size = self._table, self._block_size
-        where = np.array([table.row_of(row.request_id) for row in rows], np.int64)
+        where = np.array([self._table.row_of(row.request_id) for row in rows], np.int64)
         starts = np.array([row.start for row in rows], np.int64)
+        if all(row.count == 1 and row.samples for row in rows):
+            return self._build_decodes(where, starts)
         counts = np.array([row.count for row in rows], np.int64)
         wanted = np.array([1 + len(row.drafts) if row.samples else 0 for row in rows], np.int64)
         ends = starts + counts
-        longest = int(ends.max())
         cu_query = _cumulative(counts)
         token_rows, positions = _tokens(where, starts, counts, cu_query)
-        indices, offsets = np.divmod(positions, size)
-        blocks = table.block_tables[token_rows, indices].astype(np.int64)
         logit_rows, decided = _logit_rows(where, ends, wanted, cu_query)
-        batch = StepBatch(
-            input_ids=self._tensor(table.token_ids[token_rows, positions].astype(np.int64)),
-            positions=self._tensor(positions),
+        cut = _Cut(
             cu_query=self._tensor(cu_query.astype(np.int32)),
             seq_lens=self._tensor(ends.astype(np.int32)),
-            block_tables=self._tensor(table.block_tables[where, : -(-longest // size)]),
-            slot_mapping=self._tensor(blocks * size + offsets),
             logit_rows=self._tensor(logit_rows),
             max_query=int(counts.max()),
-            max_seq_len=longest,
+            max_seq_len=int(ends.max()),
         )
-        return batch, decided
+        return self._gather(where, token_rows, positions, cut), decided
+
+    def _build_decodes(self, where: I64, starts: I64) -> tuple[StepBatch, LogitRows]:
+        """Build the step that is nearly every step: a token each, and each decides the next."""
+        count, ends = len(where), starts + 1
+        numbers = np.arange(count + 1)
+        cut = _Cut(
+            cu_query=self._tensor(numbers.astype(np.int32)),
+            seq_lens=self._tensor(ends.astype(np.int32)),
+            logit_rows=self._tensor(numbers[:count]),
+            max_query=1,
+            max_seq_len=int(ends.max()),
+        )
+        return self._gather(where, where, starts, cut), LogitRows(where, ends)
+
+    def _gather(self, where: I64, token_rows: I64, positions: I64, cut: _Cut) -> StepBatch:
+        table, size = self._table, self._block_size
+        blocks = table.block_tables[token_rows, positions // size].astype(np.int64)
+        return StepBatch(
+            input_ids=self._tensor(table.token_ids[token_rows, positions].astype(np.int64)),
+            positions=self._tensor(positions),
+            cu_query=cut.cu_query,
+            seq_lens=cut.seq_lens,
+            block_tables=self._tensor(table.block_tables[where, : -(-cut.max_seq_len // size)]),
+            slot_mapping=self._tensor(blocks * size + positions % size),
+            logit_rows=cut.logit_rows,
+            max_query=cut.max_query,
+            max_seq_len=cut.max_seq_len,
+        )
 
     def _tensor(self, array: npt.NDArray[Any]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
+        tensor = torch.from_numpy(array)
+        return tensor if self._is_here else tensor.to(self._device, non_blocking=True)
 
 
 def _tokens(where: I64, starts: I64, counts: I64, cu_query: I64) -> tuple[I64, I64]:
     """Return row and position of each token, R rows spread over T tokens."""
-    if cu_query[-1] == len(counts):
-        return where, starts  # a token each
     positions = np.arange(cu_query[-1]) - np.repeat(cu_query[:-1] - starts, counts)
     return np.repeat(where, counts), positions
 
 
 def _logit_rows(where: I64, ends: I64, wanted: I64, cu_query: I64) -> tuple[I64, LogitRows]:
     """Return the last `wanted` tokens of each row, and what they decide."""
-    if wanted.min() == 1 == wanted.max():
-        return cu_query[1:] - 1, LogitRows(where, ends)
     cu_wanted = _cumulative(wanted)
     back = np.repeat(cu_wanted[1:], wanted) - np.arange(cu_wanted[-1])  # row by row, counted from its end
     rows, positions = np.repeat(where, wanted), np.repeat(ends, wanted) - back + 1

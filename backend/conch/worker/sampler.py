@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from conch.api import TokenLogprobs
+from conch.model.logits import Logits
 from conch.worker.batch_builder import LogitRows
 from conch.worker.drawing import DrawSettings, distribution, draw
 from conch.worker.logit_edits import edit_logits
@@ -60,11 +61,11 @@ class Sampler:
 
     def sample(
         self,
-        logits: torch.Tensor,
+        logits: Logits,
         wanted: LogitRows,
         drawn_drafts: Mapping[int, DrawnDraft] = NO_DRAWN_DRAFTS,
     ) -> Sampled:
-        """Decide a token for each row of logits: float32 [L, V].
+        """Decide a token for each of the L rows of logits.
 
         Parameters
         ----------
@@ -73,9 +74,8 @@ class Sampler:
         """
         table = self._table
         if not table.is_special[wanted.rows].any():
-            best, likeliest = _find_likeliest(logits)
-            return Sampled(likeliest.tolist(), {}, _broken(best))
-        final, likeliest, broken = self.edited(logits, wanted)
+            return Sampled(logits.likeliest.tolist(), {}, _broken(logits.largest.tolist()))
+        final, likeliest, broken = self.edited(logits.values, wanted)
         is_random = table.is_random[wanted.rows].copy()
         is_random[list(drawn_drafts)] = False
         if is_random.any():
@@ -83,7 +83,7 @@ class Sampler:
         if drawn_drafts:
             likeliest = self._decided(final, wanted, drawn_drafts, likeliest)
         reporting = np.flatnonzero(table.has_logprobs[wanted.rows])
-        logprobs = self._logprobs(logits, wanted, reporting, likeliest) if len(reporting) else {}
+        logprobs = self._logprobs(logits.values, wanted, reporting, likeliest) if len(reporting) else {}
         return Sampled(likeliest.tolist(), logprobs, broken)
 
     def edited(
@@ -100,8 +100,9 @@ class Sampler:
         for index in which.tolist():
             row, position = int(wanted.rows[index]), int(wanted.positions[index])
             edit_logits(final[index], table, row, position, self._eos_token_ids)
-        best, likeliest = _find_likeliest(final)
-        broken = _broken(best)
+        found = Logits.of(final)
+        likeliest = torch.from_numpy(found.likeliest).to(final.device)
+        broken = _broken(found.largest.tolist())
         if broken:
             final = final.index_fill(0, torch.tensor(list(broken), device=final.device), 0.0)
         return final, likeliest, broken
@@ -175,19 +176,6 @@ class Sampler:
             )
             for i, at in enumerate(which)
         }
-
-
-def _find_likeliest(logits: torch.Tensor) -> tuple[list[float], torch.Tensor]:
-    """Return the largest logit of each row, and the first place that it has, as int64 [L].
-
-    On a CPU with numpy, which looks at 16 numbers at a time where torch looks at one.
-    """
-    if logits.device.type != "cpu":
-        best, likeliest = logits.max(dim=1)
-        return best.tolist(), likeliest
-    array = logits.numpy()
-    likeliest_ids = array.argmax(axis=1)
-    return array[np.arange(len(array)), likeliest_ids].tolist(), torch.from_numpy(likeliest_ids)
 
 
 def _broken(best: list[float]) -> dict[int, float]:

@@ -147,7 +147,7 @@ class SecondModel:
         for at, count in lent:
             self._table.set_scratch(at, [0] * count)
         step = PagedStep(self._kernel, self._kernel.plan(batch), self._pools)
-        return self._model.logits(batch, step)
+        return self._model.logits(batch, step).values
 
     def first_held(self, request_id: int) -> int:
         """Return the first token of a request whose block it still has."""

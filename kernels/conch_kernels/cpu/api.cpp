@@ -10,7 +10,7 @@ using namespace conch;
 
 // Sizes of the structures that Python mirrors, so that it can tell when it does not.
 EXPORT void conch_sizes(int64_t* sizes) {
-    const int64_t all[] = {sizeof(Matrix), sizeof(Norm), sizeof(Layer), sizeof(DecoderSpec), sizeof(Step)};
+    const int64_t all[] = {sizeof(Matrix), sizeof(Norm), sizeof(Layer), sizeof(DecoderSpec), sizeof(Step), sizeof(Likeliest)};
     std::copy(std::begin(all), std::end(all), sizes);
 }
 
@@ -57,10 +57,11 @@ EXPORT void conch_multiply(Team* team, const void* left, const Matrix* weight, f
     };
     QuantisedRows quantised;
     team->run([&](int) {
+        KvAhead none;
         if (weight->format == FP32)
-            multiply(*team, Left<float>{static_cast<const float*>(left), weight->depth, rows}, *weight, keep);
+            multiply(*team, Left<float>{static_cast<const float*>(left), weight->depth, rows}, *weight, none, keep);
         else if (weight->format == BF16)
-            multiply(*team, Left<bf16>{static_cast<const bf16*>(left), weight->depth, rows}, *weight, keep);
+            multiply(*team, Left<bf16>{static_cast<const bf16*>(left), weight->depth, rows}, *weight, none, keep);
         else if (element == FP32)
             multiply_quantised(*team, Left<float>{static_cast<const float*>(left), weight->depth, rows}, quantised,
                                *weight, keep);

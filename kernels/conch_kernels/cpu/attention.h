@@ -6,12 +6,6 @@
 
 namespace conch {
 
-// A layer's keys and values.
-struct Pool {
-    void* keys;
-    void* values;
-};
-
 // What is done with KV, whatever it is kept as.
 template <class E>
 class KvCache {

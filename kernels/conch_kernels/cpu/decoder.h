@@ -3,59 +3,18 @@
 // One description serves the common families: norms before or after a block or both, norms of query and key,
 // biases, gated or plain activation, full or partial rotary embedding, sliding windows, soft caps, multipliers.
 // What a model lacks is a null pointer or a one. The residual stream is fp32, whatever the weights are.
-//
-// Born in Python (conch_kernels.cpu.native, the same fields in the same order).
 #pragma once
 
 #include <map>
 #include <vector>
 
-#include "attention.h"
 #include "buffer.h"
+#include "decoder_spec.h"
 #include "gather.h"
 #include "matmul.h"
 #include "norm.h"
 
 namespace conch {
-
-enum Activation : int32_t { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3 };
-
-struct Layer {
-    Norm attention_in, query, key, attention_out, mlp_in, mlp_out;
-    Matrix qkv;   // query heads, key heads, value heads
-    Matrix out;
-    Matrix up;    // gated: LANES gate columns and LANES up columns by turns
-    Matrix down;
-    AttentionConstants attention;
-    const float* rope;  // [positions, rotary]: cosines, then sines, rotary / 2 of each
-    int32_t window;     // tokens that a query sees, itself included; 0 for all before it
-    int32_t reserved;
-};
-
-struct DecoderSpec {
-    const Layer* layers;
-    const void* embedding;  // [vocabulary, hidden] elements, or null: the columns of `head`
-    Matrix head;
-    Norm final;
-    int32_t num_layers, hidden, heads, kv_heads, head_size, inner, rotary;
-    int32_t element;  // FP32 or BF16: of activations, and of KV where that is not int8
-    int32_t activation;
-    int32_t norm_whole_rows;  // whether query and key are normalised over all heads at once
-    float embedding_scale, residual_scale, logit_scale, logit_softcap;
-    KvLayout kv;
-};
-
-// One step; see conch.api.StepBatch. Logits are asked for in the order of their tokens.
-struct Step {
-    Rows rows;
-    const int64_t* input_ids;   // [T]
-    const int64_t* logit_rows;  // [L]
-    void* const* pools;         // one a layer: [2, N, ...]
-    float* logits;              // [L, vocabulary]
-    int64_t pool_half;          // bytes from a pool's keys to its values
-    int32_t num_logit_rows;
-    int32_t reserved;
-};
 
 inline F32 activate(int kind, F32 x) {
     switch (kind) {
@@ -104,16 +63,28 @@ struct Workspace {
     }
 };
 
+// What each member of the team has to itself.
+template <class E>
+struct Own {
+    AttentionScratch attention;
+    KvAhead later;
+    Buffer<E> normed;  // [T, hidden], where T is small
+    Seen seen;
+};
+
 template <class E>
 class Decoder {
    public:
     explicit Decoder(const DecoderSpec& spec)
-        : spec_(spec), layers_(spec.layers, spec.layers + spec.num_layers), kv_(kv_cache<E>(spec_.kv)) {}
+        : spec_(spec), layers_(spec.layers, spec.layers + spec.num_layers), kv_(kv_cache<E>(spec_.kv)) {
+        for (const Layer& layer : layers_) widest_ = std::max(widest_, layer.window ? layer.window : INT32_MAX);
+        if (widest_ == INT32_MAX) widest_ = 0;
+    }
 
     // Writes the step's KV and its logits.
     void run(Team& team, const Step& step) {
         space_.fit(spec_, step.rows.tokens);
-        if (scratch_.size() < size_t(team.size())) scratch_ = std::vector<AttentionScratch>(team.size());
+        if (own_.size() < size_t(team.size())) own_ = std::vector<Own<E>>(team.size());
         Plans plans;
         for (int index = 0; index + 1 < spec_.num_layers; index++) plan(plans, layers_[index].window, step.rows);
         Plans ending;  // of the last layer, whose output is wanted in some rows only
@@ -121,10 +92,16 @@ class Decoder {
         Rows wanted = step.rows;
         wanted.cu_query = cu_wanted.data();
         plan(ending, layers_.back().window, wanted);
-        team.run([&](int member) { go(team, step, plans, ending, scratch_[member]); });
+        team.run([&](int member) { go(team, step, plans, ending, member); });
+        for (int row = 0; row < step.num_logit_rows; row++) {
+            step.likeliest[row] = {-INFINITY, 0};
+            for (int member = 0; member < team.size(); member++) own_[member].seen.improve(row, step.likeliest[row]);
+        }
     }
 
    private:
+    static constexpr int OWN_ROWS = 8;
+
     using Plans = std::map<int, AttentionPlan>;  // by window
 
     void plan(Plans& plans, int window, const Rows& rows) const {
@@ -142,41 +119,53 @@ class Decoder {
         return begins;
     }
 
-    void go(Team& team, const Step& step, const Plans& plans, const Plans& ending, AttentionScratch& scratch) {
+    void go(Team& team, const Step& step, const Plans& plans, const Plans& ending, int member) {
+        Own<E>& own = own_[member];
         const int hidden = spec_.hidden, wide = spec_.heads * spec_.head_size;
         int rows = step.rows.tokens;
+        own.later.list(step.rows, spec_.kv, spec_.kv.is_int8 ? 1 : sizeof(E), widest_, member, team.size());
+        own.later.rest();
         embed(team, step);
         const Norm none = {};
         const Norm* owed = &none;  // normalises what the block before has left in `block`
         for (int index = 0; index < spec_.num_layers; index++) {
             const Layer& layer = layers_[index];
-            const Pool pool = {step.pools[index], static_cast<char*>(step.pools[index]) + step.pool_half};
-            settle(team, rows, *owed, layer.attention_in);
-            product(team, Left<E>{space_.normed.data(), hidden, rows}, layer.qkv, keep(layer.qkv, space_.qkv.data()));
+            const Pool pool = pool_of(step, index);
+            product(team, settle(team, rows, *owed, layer.attention_in, own), layer.qkv, own.later,
+                    keep(layer.qkv, space_.qkv.data()));
             place(team, step.rows, layer, pool);
             const bool last = index + 1 == spec_.num_layers;
             if (last && !(rows = gather(team, step))) return;
             const Heads<E> query{space_.query.data(), wide, spec_.head_size};
             kv_.attend(team, (last ? ending : plans).at(layer.window), layer.attention, pool, query,
-                       space_.attended.data(), scratch);
-            product(team, Left<E>{space_.attended.data(), wide, rows}, layer.out,
+                       space_.attended.data(), own.attention);
+            if (rows > MAX_ROWS && !last)
+                own.later.aim(pool_of(step, index + 1));
+            else
+                own.later.rest();
+            product(team, Left<E>{space_.attended.data(), wide, rows}, layer.out, own.later,
                     add(layer.out, layer.attention_out));
-            settle(team, rows, layer.attention_out, layer.mlp_in);
-            product(team, Left<E>{space_.normed.data(), hidden, rows}, layer.up, activated(layer.up));
-            product(team, Left<E>{space_.inner.data(), spec_.inner, rows}, layer.down,
+            product(team, settle(team, rows, layer.attention_out, layer.mlp_in, own), layer.up, own.later,
+                    activated(layer.up));
+            product(team, Left<E>{space_.inner.data(), spec_.inner, rows}, layer.down, own.later,
                     add(layer.down, layer.mlp_out));
             owed = &layer.mlp_out;
         }
-        settle(team, rows, *owed, spec_.final);
-        product(team, Left<E>{space_.normed.data(), hidden, rows}, spec_.head, logits(step.logits));
+        own.seen.begin(rows);
+        product(team, settle(team, rows, *owed, spec_.final, own), spec_.head, own.later,
+                logits(step.logits, own.seen));
     }
 
     template <class Finish>
-    void product(Team& team, Left<E> left, const Matrix& weight, Finish finish) {
+    void product(Team& team, Left<E> left, const Matrix& weight, KvAhead& later, Finish finish) {
         if (weight.format == FP32 || weight.format == BF16)
-            multiply<E>(team, left, weight, finish);
+            multiply<E>(team, left, weight, later, finish);
         else
             multiply_quantised<E>(team, left, space_.quantised, weight, finish);
+    }
+
+    static Pool pool_of(const Step& step, int layer) {
+        return {step.pools[layer], static_cast<char*>(step.pools[layer]) + step.pool_half};
     }
 
     void embed(Team& team, const Step& step) {
@@ -194,20 +183,30 @@ class Decoder {
         });
     }
 
-    // Adds what the block before owes to the stream and normalises the stream for the block that comes.
-    void settle(Team& team, int rows, const Norm& owed, const Norm& next) {
+    // Adds what the block before owes to the stream and normalises the stream for the block that comes. Where that is
+    // little work each member does it for itself, which saves all of them a meeting.
+    Left<E> settle(Team& team, int rows, const Norm& owed, const Norm& next, Own<E>& own) {
         const int hidden = spec_.hidden;
-        const int chunk = rows < 64 ? 1 : 8;
-        team.each(ceil_div(rows, chunk), [&](int item) {
-            for (int row = item * chunk; row < std::min(rows, (item + 1) * chunk); row++) {
-                float* stream = space_.stream.data() + ptrdiff_t(row) * hidden;
-                E* out = space_.normed.data() + ptrdiff_t(row) * hidden;
-                if (owed.weight)
-                    normalise(owed, space_.block.data() + ptrdiff_t(row) * hidden, hidden,
-                              [&](int i, F32 x) { store(stream + i, load(stream + i) + x * spec_.residual_scale); });
-                normalise(next, stream, hidden, [&](int i, F32 x) { store(out + i, x); });
-            }
-        });
+        const bool alone = !owed.weight && rows <= OWN_ROWS;
+        if (alone) own.normed.fit(size_t(OWN_ROWS) * hidden);
+        E* normed = alone ? own.normed.data() : space_.normed.data();
+        auto settle_row = [&](int row) {
+            float* stream = space_.stream.data() + ptrdiff_t(row) * hidden;
+            if (owed.weight)
+                normalise(owed, space_.block.data() + ptrdiff_t(row) * hidden, hidden,
+                          [&](int i, F32 x) { store(stream + i, load(stream + i) + x * spec_.residual_scale); });
+            E* out = normed + ptrdiff_t(row) * hidden;
+            normalise(next, stream, hidden, [&](int i, F32 x) { store(out + i, x); });
+        };
+        if (alone) {
+            for (int row = 0; row < rows; row++) settle_row(row);
+        } else {
+            const int chunk = rows < 64 ? 1 : 8;
+            team.each(ceil_div(rows, chunk), [&](int item) {
+                for (int row = item * chunk; row < std::min(rows, (item + 1) * chunk); row++) settle_row(row);
+            });
+        }
+        return {normed, hidden, rows};
     }
 
     // Normalises and rotates queries and keys, and writes keys and values into the pool.
@@ -303,10 +302,10 @@ class Decoder {
         };
     }
 
-    auto logits(float* out) {
+    auto logits(float* out, Seen& seen) {
         const Matrix& weight = spec_.head;
         const float scale = spec_.logit_scale, cap = spec_.logit_softcap;
-        return [=, &weight](int first, int rows, int column, const float* values) {
+        return [=, &weight, &seen](int first, int rows, int column, const float* values) {
             const int columns = weight.columns, width = std::min(PANEL, columns - column);
             for (int row = 0; row < rows; row++) {
                 float* at = out + ptrdiff_t(first + row) * columns + column;
@@ -317,6 +316,7 @@ class Decoder {
                             x[lane] += weight.bias[column + i + lane];
                     x *= scale;
                     if (cap) x = cap * tanh(x / cap);
+                    seen.see(first + row, column + i, x, width - i);
                     if (width - i >= LANES)
                         store(at + i, x);
                     else
@@ -329,8 +329,9 @@ class Decoder {
     DecoderSpec spec_;
     std::vector<Layer> layers_;
     const KvCache<E>& kv_;
+    int32_t widest_ = 0;  // of the layers' windows; 0 where one has none
     Workspace<E> space_;
-    std::vector<AttentionScratch> scratch_;  // one a member
+    std::vector<Own<E>> own_;  // one a member
 };
 
 }  // namespace conch

@@ -44,6 +44,12 @@ struct KvLayout {
     }
 };
 
+// A layer's keys and values.
+struct Pool {
+    void* keys;
+    void* values;
+};
+
 // The scales of a group of int8.
 inline float* scales_of(const KvLayout& layout, int8_t* group) {
     return reinterpret_cast<float*>(group + ptrdiff_t(LANES) * layout.depth());

@@ -8,27 +8,48 @@
 #include <array>
 #include <utility>
 
+#include "kv_ahead.h"
 #include "matrix.h"
 #include "team.h"
 
 namespace conch {
 
-// out[ROWS][PANEL] = rows of a times one panel.
+// So few rows do nothing but read: weights that pass by the larger caches leave there what the rest of the program
+// will look for after the step.
+constexpr int FEW_ROWS = 4;
+constexpr int ONCE_AHEAD = 6144;
+
+// So many rows keep a core busy enough that memory has time for something else.
+constexpr int BUSY_ROWS = MAX_ROWS * 3 / 4;
+
+// out[ROWS][PANEL] = rows of a times one panel. Many rows fetch lines of `later` on the way.
 template <class E, int ROWS>
-void tile(const E* a, ptrdiff_t stride, const E* panel, int depth, const char* ahead, float* out) {
+void tile(const E* a, ptrdiff_t stride, const E* panel, int depth, const char* ahead, KvAhead& later,
+          float* out) {
     constexpr int fold = Element<E>::fold;
     F32 sums[ROWS][2] = {};
     const E* third[(ROWS + 2) / 3];  // every third row; the two after it are reached by the stride
 #pragma GCC unroll 4
     for (int i = 0; i < (ROWS + 2) / 3; i++) third[i] = a + 3 * i * stride;
+    [[maybe_unused]] const char* piece = nullptr;
     for (int k = 0; k < depth; k += fold) {
         auto left = load_panel(panel), right = load_panel(panel + LANES * fold);
         panel += PANEL * fold;
-        prefetch_to_l2(ahead);
-        ahead += 64;
-        if constexpr (ROWS <= MAX_ROWS / 2) {  // few rows read a panel once: fetch all of the next one now
+        if constexpr (ROWS <= FEW_ROWS) {
+            for (int line = 0; line < PANEL * fold * int(sizeof(E)); line += 64)
+                prefetch_once(reinterpret_cast<const char*>(panel) + ONCE_AHEAD + line);
+        } else {
             prefetch_to_l2(ahead);
             ahead += 64;
+            if constexpr (ROWS <= MAX_ROWS / 2) {  // a panel is read once: fetch all of the next one now
+                prefetch_to_l2(ahead);
+                ahead += 64;
+            }
+        }
+        if constexpr (ROWS >= BUSY_ROWS) {
+            if (k % (KvAhead::LINES * fold) == 0) piece = later.piece();
+            prefetch_to_l2(piece);
+            piece += 64;
         }
 #pragma GCC unroll 16
         for (int m = 0; m < ROWS; m++) {
@@ -50,7 +71,7 @@ void tile(const E* a, ptrdiff_t stride, const E* panel, int depth, const char* a
 }
 
 template <class E>
-using Product = void (*)(const E*, ptrdiff_t, const E*, int, const char*, float*);
+using Product = void (*)(const E*, ptrdiff_t, const E*, int, const char*, KvAhead&, float*);
 
 template <class E, int... ROWS>
 constexpr std::array<Product<E>, sizeof...(ROWS)> products(std::integer_sequence<int, ROWS...>) {
@@ -63,7 +84,7 @@ inline constexpr auto PRODUCTS = products<E>(std::make_integer_sequence<int, MAX
 // For each tile of left * weight: finish(first row, rows, first column, values [rows][PANEL]). To be called by
 // all members of the team; returns when the whole product is done.
 template <class E, class Finish>
-void multiply(Team& team, Left<E> left, const Matrix& weight, Finish finish) {
+void multiply(Team& team, Left<E> left, const Matrix& weight, KvAhead& later, Finish finish) {
     const Cut cut(left.count, weight.num_panels(), team.size());
     const size_t panel_bytes = weight.panel_bytes();
     team.each(cut.items(), [&](int item) {
@@ -78,7 +99,8 @@ void multiply(Team& team, Left<E> left, const Matrix& weight, Finish finish) {
                 int row = first + (last - first) * i / tiles;
                 int rows = first + (last - first) * (i + 1) / tiles - row;
                 PRODUCTS<E>[rows - 1](left.data + ptrdiff_t(row) * left.stride, left.stride,
-                                   reinterpret_cast<const E*>(weights), weight.depth, ahead, values);
+                                   reinterpret_cast<const E*>(weights), weight.depth, ahead, later,
+                                   values);
                 ahead += size_t(weight.depth / Element<E>::fold) * 64;
                 finish(row, rows, panel * PANEL, values);
             }

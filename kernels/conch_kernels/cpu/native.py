@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from conch_kernels.cpu.library import Team, library
@@ -85,6 +87,7 @@ class Step(ctypes.Structure):
         ("logit_rows", _PTR),
         ("pools", _PTR),
         ("logits", _PTR),
+        ("likeliest", _PTR),
         ("pool_half", _I64),
         ("num_logit_rows", _I32),
         ("reserved", _I32),
@@ -94,10 +97,15 @@ class Step(ctypes.Structure):
 def check_sizes(native: ctypes.CDLL) -> None:
     """Fail where a structure here and in C++ have drifted apart."""
     mirrored = (Matrix, Norm, Layer, DecoderSpec, Step)
-    sizes = (_I64 * len(mirrored))()
+    sizes = (_I64 * (len(mirrored) + 1))()
     native.conch_sizes(sizes)
-    for kind, size in zip(mirrored, sizes, strict=True):
+    for kind, size in zip(mirrored, sizes):  # noqa: B905 - the last is LIKELIEST
         assert ctypes.sizeof(kind) == size, f"{kind.__name__} has {ctypes.sizeof(kind)} bytes, not {size}"
+    assert LIKELIEST.itemsize == sizes[-1]
+
+
+LIKELIEST = np.dtype([("value", np.float32), ("column", np.int64)], align=True)
+"""The largest logit of a row and where it is first; see likeliest.h."""
 
 
 class NativeDecoder:
@@ -118,14 +126,25 @@ class NativeDecoder:
         self._kept = tuple(kept)
         self._element = spec.element
         self._vocabulary = spec.head.columns
+        self._logits = torch.empty(0, self._vocabulary)
         self._handle = _PTR(self._native.conch_decoder_new(ctypes.byref(spec)))
 
-    def run(self, team: Team, step: Step) -> torch.Tensor:
-        """Do a step; returns logits, float32 [L, V]."""
-        logits = torch.empty(step.num_logit_rows, self._vocabulary)
-        step.logits = logits.data_ptr()
+    def run(self, team: Team, step: Step) -> tuple[torch.Tensor, npt.NDArray[np.void]]:
+        """Do a step.
+
+        Returns
+        -------
+        logits : float32 [L, V]
+            Overwritten by the next step.
+        likeliest : LIKELIEST [L]
+        """
+        count = step.num_logit_rows
+        if count > self._logits.shape[0]:
+            self._logits = torch.empty(count, self._vocabulary)
+        logits, likeliest = self._logits[:count], np.empty(count, LIKELIEST)
+        step.logits, step.likeliest = logits.data_ptr(), likeliest.ctypes.data
         self._native.conch_decoder_run(self._handle, self._element, team.handle, ctypes.byref(step))
-        return logits
+        return logits, likeliest
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):

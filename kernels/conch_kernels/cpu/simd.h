@@ -186,6 +186,7 @@ inline F32 exp(F32 x) { return exp2(x * LOG2_E); }
 inline F32 sigmoid(F32 x) { return 1.f / (1.f + exp(-x)); }
 inline F32 tanh(F32 x) { return 1.f - 2.f / (exp(2.f * x) + 1.f); }
 
+inline void prefetch_once(const void* p) { __builtin_prefetch(p, 0, 0); }
 inline void prefetch_to_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 inline int ceil_div(int a, int b) { return (a + b - 1) / b; }

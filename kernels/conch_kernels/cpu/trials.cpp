@@ -17,6 +17,7 @@ EXPORT void conch_multiply_all(Team* team, const Matrix* matrices, int count, co
                                float* product, int rounds) {
     QuantisedRows quantised;
     auto multiply_one = [&](const Matrix& weight) {
+        KvAhead none;
         const Left<bf16> operand{static_cast<const bf16*>(left), weight.depth, rows};
         const int stride = weight.num_panels() * PANEL;
         auto keep = [&](int first, int some, int column, const float* values) {
@@ -24,7 +25,7 @@ EXPORT void conch_multiply_all(Team* team, const Matrix* matrices, int count, co
                 std::copy_n(values + row * PANEL, PANEL, product + ptrdiff_t(first + row) * stride + column);
         };
         if (weight.format == BF16)
-            multiply(*team, operand, weight, keep);
+            multiply(*team, operand, weight, none, keep);
         else
             multiply_quantised(*team, operand, quantised, weight, keep);
     };

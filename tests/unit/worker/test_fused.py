@@ -102,3 +102,26 @@ def test_a_class_that_is_not_of_transformers_is_not_taken_for_one(monkeypatch):
     monkeypatch.setattr(LlamaForCausalLM, "__module__", "remote_code")
     worker = build_worker(tiny_checkpoint("llama"), attention_kernel="cpu")
     assert isinstance(worker._model, CausalModel)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 40])
+def test_likeliest_is_the_first_of_the_largest(rows):
+    """Half of the vocabulary is there twice, so every row has ties; one row's logits are not numbers."""
+    folder = tiny_checkpoint("llama", tie_word_embeddings=False)
+    worker = fused_worker(folder, max_num_seqs=64)
+    seen = []
+    original = worker._model.logits
+
+    def watched(batch, step):
+        logits = original(batch, step)
+        values = logits.values.numpy().copy()
+        seen.append((values, logits.likeliest.copy(), logits.largest.copy()))
+        return logits
+
+    worker._model.logits = watched
+    jobs = greedy_jobs([5] * rows)
+    Driver(worker).step(jobs, 1000)
+    values, likeliest, largest = seen[-1]
+    assert len(values) == rows
+    assert (likeliest == values.argmax(axis=1)).all()
+    assert (largest == values.max(axis=1)).all()

@@ -53,7 +53,7 @@ def logits_of(worker, ids, chunk):
         )
         with torch.inference_mode():
             step = PagedStep(worker._kernel, worker._kernel.plan(batch), worker._pools)
-            rows.append(worker._model.logits(batch, step))
+            rows.append(worker._model.logits(batch, step).values.clone())
     return torch.cat(rows)
 
 

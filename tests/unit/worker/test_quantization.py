@@ -21,8 +21,9 @@ def last_logits(worker, jobs):
     original = worker._model.logits
 
     def watched(batch, step):
-        seen.append(original(batch, step))
-        return seen[-1].clone()
+        logits = original(batch, step)
+        seen.append(logits.values.clone())
+        return logits
 
     worker._model.logits = watched
     Driver(worker).step(jobs, 1000)

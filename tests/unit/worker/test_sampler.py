@@ -16,6 +16,7 @@ from transformers import (
 )
 
 from conch.api import Admission, SamplingParams
+from conch.model.logits import Logits
 from conch.worker.batch_builder import LogitRows
 from conch.worker.drawing import DrawSettings, distribution, draw, kept_weights
 from conch.worker.logit_edits import edit_logits
@@ -43,7 +44,9 @@ def sample(logits, *params, position=NEXT, seeds=None, **tokens):
     table = table_of(*params, seeds=seeds, **tokens)
     logits = logits.expand(len(params), -1) if logits.dim() == 1 else logits
     rows = np.array([table.row_of(index) for index in range(len(params))])
-    return Sampler(table, EOS).sample(logits.clone(), LogitRows(rows, np.full(len(params), position)))
+    return Sampler(table, EOS).sample(
+        Logits.of(logits.clone()), LogitRows(rows, np.full(len(params), position))
+    )
 
 
 def random_logits(*shape, seed=0, scale=3.0):
@@ -154,7 +157,7 @@ def test_draws_follow_the_distribution():
     drawn = []
     for position in range(1, 1 + count // 100):
         where = LogitRows(rows, np.full(100, position))
-        drawn += sampler.sample(logits.expand(100, -1).clone(), where).token_ids
+        drawn += sampler.sample(Logits.of(logits.expand(100, -1).clone()), where).token_ids
     counts = np.bincount(drawn, minlength=12)
     often = expected.numpy() * count >= 10
     chi_square = (((counts - expected.numpy() * count) ** 2) / (expected.numpy() * count))[often].sum()

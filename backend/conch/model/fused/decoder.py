@@ -9,6 +9,7 @@ import torch
 
 from conch.api import StepBatch
 from conch.model.attention import PagedStep
+from conch.model.logits import Logits
 from conch_kernels.cpu.library import prefer_large_pages
 from conch_kernels.cpu.native import NativeDecoder, Step
 from conch_kernels.cpu_attention import NativePlan
@@ -28,8 +29,8 @@ class FusedDecoder:
         self._pools: Sequence[torch.Tensor] = ()
         self._addresses = (ctypes.c_void_p * 0)()
 
-    def logits(self, batch: StepBatch, step: PagedStep) -> torch.Tensor:
-        """Run the step and return the logits of its `logit_rows`: float32 [L, V]."""
+    def logits(self, batch: StepBatch, step: PagedStep) -> Logits:
+        """Run the step and return the logits of its `logit_rows`."""
         plan = step.plan
         assert isinstance(plan, NativePlan), "a fused decoder is only loaded for a native attention kernel"
         if step.pools is not self._pools:
@@ -37,7 +38,7 @@ class FusedDecoder:
                 prefer_large_pages(pool, in_use=True)
             self._pools = step.pools
             self._addresses = (ctypes.c_void_p * len(step.pools))(*(pool.data_ptr() for pool in step.pools))
-        return self._native.run(
+        values, likeliest = self._native.run(
             plan.team,
             Step(
                 rows=plan.rows,
@@ -48,3 +49,4 @@ class FusedDecoder:
                 num_logit_rows=batch.logit_rows.shape[0],
             ),
         )
+        return Logits(values, likeliest["column"], likeliest["value"])
