@@ -176,3 +176,13 @@ def test_a_cache_finds_what_an_oracle_would_but_for_the_last_block(cache):
     sums = play_chats({"settings": settings, "chats": 8, "at_once": 4, "seed": 2})
     assert sums["requests"] > 8
     assert sums["oracle_in_blocks"] <= sums["found"] <= sums["oracle"] < sums["prompt"]
+
+
+def test_the_plot_is_drawn_beside_the_result(tmp_path):
+    pytest.importorskip("matplotlib")
+    shares = {"ttft": 1.0, "tpot": 0.5, "both": 0.5}
+    loads = {scheduler: {"0.5": shares, "1.0": shares} for scheduler in slo_attainment.SCHEDULERS}
+    result = {"slo_attainment": {"details": {"simulated": loads, "real": {"slo": {"0.5": shares}}}}}
+    assert bench_scheduling.draw(result, tmp_path / "one.json") is None
+    assert (tmp_path / "one-attainment.png").stat().st_size > 1_000
+    assert bench_scheduling.draw({}, tmp_path / "two.json") is None
