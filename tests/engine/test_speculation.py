@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from functools import cache
 
+import msgspec
 import pytest
 
 from conch.api import EngineConfig, SamplingParams, SpeculativeConfig
@@ -226,3 +227,32 @@ def test_a_useless_drafter_is_given_up():
             engine.generate([[index + 3, 9] for index in range(8)], [greedy(200)] * 8)
             proposed[backoff] = engine.stats().drafts_proposed
     assert 0 < proposed[True] < proposed[False] / 5
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "itself", "random"])
+@pytest.mark.parametrize("count", [1, 3, 8])
+def test_state_is_each_requests_own(drafter, count):
+    """Greedy and sampled requests join at random steps: nobody gets anything of another's."""
+    rng = random.Random(count)
+    prompts = [[7 + index % 8, 50, 60, 9] * 3 for index in range(16)]
+    sampled = [
+        SamplingParams(temperature=1.0, seed=seed, max_tokens=30, ignore_eos=True) for seed in range(8)
+    ]
+    params = [greedy(30)] * 8 + sampled
+    with LocalEngine(config(None)) as engine:
+        alone = [answer.token_ids for (answer,) in engine.generate(prompts, params)]
+    settings = msgspec.structs.replace(drafters()[drafter], num_speculative_tokens=count)
+    answers: dict[int, list[int]] = {}
+    with LocalEngine(config(None, speculative_config=settings, num_gpu_blocks_override=24)) as engine:
+        waiting = rng.sample(range(16), 16)
+        index_of = {}
+        while waiting or engine.has_work:
+            for _ in range(min(len(waiting), rng.randint(0, 3))):
+                index = waiting.pop()
+                index_of[engine.add(prompts[index], params[index])] = index
+            for output in engine.step():
+                answers.setdefault(index_of[output.request_id], []).extend(output.token_ids)
+        stats = engine.stats()
+    for index in range(8 if drafter != "ngram" else 16):
+        assert tuple(answers[index]) == alone[index]
+    assert stats.drafts > 0 and stats.kv_blocks_used == 0

@@ -71,8 +71,11 @@ class DraftModel(Protocol):
         Tokens are the request's own and those that `draw` has drawn for it in this step.
         """
 
-    def first_held(self, request_id: int) -> int:
-        """Return the first token of a request whose block it still has; 0 unless all layers slide."""
+    def first_held(self, start: int) -> int:
+        """Return the first token whose block a request still has in a step that begins at `start`.
+
+        0, unless the windows of all layers of the target leave tokens behind.
+        """
 
     def draw(self, request_ids: Sequence[int], logits: torch.Tensor) -> list[int | None]:
         """Draw the next draft of each request as its own settings say; None where logits are not finite.

@@ -51,7 +51,7 @@ class CountingDraftModel:
         self._sampled = [row.request_id for row in rows if row.samples]
         return list(self._sampled)
 
-    def first_held(self, request_id: int) -> int:
+    def first_held(self, start: int) -> int:
         """Have all blocks."""
         return 0
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import msgspec
-import numpy as np
 import torch
 
 from conch.api import AttentionKernel, ConfigError, EngineConfig, ModelSpec, PluginError, Row
@@ -47,17 +45,13 @@ def prepare_draft_model(config: EngineConfig, target: ModelSpec, progress: Progr
             f"the draft model {settings.model!r} has a vocabulary of {prepared.spec.vocab_size} tokens and "
             f"the target one of {target.vocab_size}: they must be the same"
         )
-    if _reach(prepared.spec) > _reach(target):
+    reach, seen = prepared.spec.attention.reach, target.attention.reach
+    if seen is not None and (reach is None or reach > seen):
         raise ConfigError(
             f"the draft model {settings.model!r} looks further back than the target, whose KV is given up "
             "where it falls behind the window of every layer"
         )
     return prepared
-
-
-def _reach(spec: ModelSpec) -> float:
-    """Return how many tokens a model looks back."""
-    return max(math.inf if window is None else window for window in spec.attention.windows)
 
 
 class SecondModel:
@@ -104,6 +98,7 @@ class SecondModel:
         self._block_size = config.block_size
         self._builder = BatchBuilder(table, config.block_size, torch.device(prepared.spec.attention.device))
         self._max_model_len = min(prepared.spec.max_model_len, target.spec.max_model_len)
+        self._reach = target.spec.attention.reach
         self._scratch_each = -(-settings.num_tokens // config.block_size)
         self._model = load_model(prepared.description, config, kernel, progress)
         self._pools: list[torch.Tensor] = []
@@ -149,11 +144,9 @@ class SecondModel:
         step = PagedStep(self._kernel, self._kernel.plan(batch), self._pools)
         return self._model.logits(batch, step).values
 
-    def first_held(self, request_id: int) -> int:
-        """Return the first token of a request whose block it still has."""
-        at = self._table.row_of(request_id)
-        blocks = self._table.block_tables[at, : self._table.num_blocks[at]]
-        return int(np.argmax(blocks >= 0)) * self._block_size
+    def first_held(self, start: int) -> int:
+        """Return the first token whose block a request still has in a step that begins at `start`."""
+        return 0 if self._reach is None else max(0, start - self._reach + 1)
 
     def draw(self, request_ids: Sequence[int], logits: torch.Tensor) -> list[int | None]:
         """Draw the next draft of each request as its own settings say."""

@@ -103,7 +103,7 @@ class ModelDrafter:
         computed = self._computed.get(span.request_id, span.began)
         if computed >= span.start:
             return span.start
-        return max(computed, self._model.first_held(span.request_id))
+        return max(computed, self._model.first_held(span.start))
 
     def _room(self, num_tokens: int, room: int) -> int:
         """Drafts before the end of the draft model's own context."""
