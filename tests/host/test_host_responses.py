@@ -233,7 +233,15 @@ def test_timings_come_with_the_last_response(ask, sampling):
     sender = ask(text_input=TEXT, stream=True, return_timings=True, sampling_parameters=sampling)
     [[text]] = sender.all("timings")
     timings = json.loads(text)
-    assert set(timings) == {"queue_s", "ttft_s", "total_s", "num_cached_tokens", "num_preemptions"}
+    assert set(timings) == {
+        "queue_s",
+        "ttft_s",
+        "total_s",
+        "num_cached_tokens",
+        "num_preemptions",
+        "num_draft_tokens",
+        "num_accepted_tokens",
+    }
     assert 0 <= timings["ttft_s"] <= timings["total_s"]
     assert "timings" in sender.responses[-1].tensors
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from conch.api import DraftContext, Drafter, Row, RowResult, Span, StepResult
@@ -107,7 +107,8 @@ class Speculation:
         self._drafter.forget(request_ids)
         self._control.forget(request_ids)
         self._draws.forget(request_ids)
-        _drop(self._began, request_ids)
+        for request_id in request_ids:
+            self._began.pop(request_id, None)
 
     def _learn(self, rows: Sequence[Row], results: Sequence[RowResult], step_s: float) -> bool:
         """Note what became of the drafts, and how long the step took; returns whether it was all decodes."""
@@ -142,8 +143,3 @@ class Speculation:
             end = row.start + row.count - rejected
             spans.append(Span(row.request_id, row.start, end, self._began[row.request_id]))
         return spans
-
-
-def _drop(known: dict[int, int], request_ids: Iterable[int]) -> None:
-    for request_id in request_ids:
-        known.pop(request_id, None)
