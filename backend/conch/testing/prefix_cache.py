@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conch.api import BuildContext, Match, PrefixCache, Request, SamplingParams
+from conch.api import BuildContext, Match, Move, PrefixCache, PrefixCacheStats, Request, SamplingParams
 from conch.testing.context import make_context
 
 BLOCK = 4
@@ -124,3 +124,21 @@ class PrefixCacheContract:
         assert cache.match(request(2, list(range(12)))) == Match()
         assert not any(cache.keep(block) for block in (1, 2, 3))
         assert cache.num_evictable == 0
+
+    def test_without_lower_tiers_nothing_moves_and_nothing_comes_back(self) -> None:
+        """What was evicted is gone, and what is in place stays so."""
+        cache = self.filled(list(range(12)), [1, 2, 3])
+        cache.evict(3)
+        reader = request(2, list(range(13)))
+        assert cache.match(reader).num_below == 0
+        assert cache.restore(reader, [4, 5, 6, 7], 0) == 0 and cache.restore(reader, [4, 5, 6, 7], 8) == 8
+        assert cache.take_moves() == () and cache.stats() == PrefixCacheStats()
+
+    def test_hears_of_steps_and_is_closed_in_the_end(self) -> None:
+        """A step without moves of its own concerns it little."""
+        cache = self.filled(list(range(12)), [1, 2, 3])
+        found = cache.match(request(2, list(range(13))))
+        cache.end_step((), ())
+        cache.end_step((Move(5, 6),), ())
+        assert cache.match(request(3, list(range(13)))) == found
+        cache.close()

@@ -119,21 +119,26 @@ def make_arenas(config: EngineConfig, pools: Sequence[torch.Tensor]) -> Arenas:
     return Arenas(stores)
 
 
-def batches(moves: Sequence[Move]) -> Iterator[list[Move]]:
-    """Cut moves where order matters: between kinds, and before a slot that the batch has written already."""
-    batch: list[Move] = []
-    written: set[int] = set()
+def batches(moves: Sequence[Move]) -> list[list[Move]]:
+    """Gather moves between the same arenas, each into the last batch of its kind that order allows.
+
+    A batch reads before it writes. So a move may not join one that writes what it reads or writes, nor one
+    that comes before a batch which reads what it writes. Blocks that go to the host while others make room
+    for them there are two batches, however many they are.
+    """
+    made: list[list[Move]] = []
+    latest: dict[tuple[Arena, Arena], int] = {}
+    written: dict[tuple[Arena, int], int] = {}
+    read: dict[tuple[Arena, int], int] = {}
     for move in moves:
-        is_within = move.source_arena is move.target_arena
-        if batch and (
-            move.source_arena is not batch[0].source_arena
-            or move.target_arena is not batch[0].target_arena
-            or move.target in written
-            or (is_within and move.source in written)
-        ):
-            yield batch
-            batch, written = [], set()
-        batch.append(move)
-        written.add(move.target)
-    if batch:
-        yield batch
+        source, target = (move.source_arena, move.source), (move.target_arena, move.target)
+        earliest = max(written.get(source, -1) + 1, written.get(target, -1) + 1, read.get(target, 0))
+        kind = (move.source_arena, move.target_arena)
+        index = latest.get(kind, -1)
+        if index < earliest:
+            index = latest[kind] = len(made)
+            made.append([])
+        made[index].append(move)
+        written[target] = index
+        read[source] = max(index, read.get(source, 0))
+    return made
