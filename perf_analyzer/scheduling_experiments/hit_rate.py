@@ -19,7 +19,7 @@ from serving_experiments.bench import Bench, ratio
 
 CACHES = ("hash", "radix")
 BLOCK_SIZE = 16
-POOLS = {"ample": 1 << 16, "short": 3_000}
+POOLS = {"ample": 1 << 16, "short": 1_500}
 CHATS = 300
 AT_ONCE = 32
 SETTINGS = {
