@@ -109,6 +109,9 @@ class RankedLine:
     def __len__(self) -> int:
         return len(self._order)
 
+    def __contains__(self, request_id: int) -> bool:
+        return request_id in self._order
+
     def add(self, request: Request) -> None:
         """Take in a request."""
         self._order.add(request)
