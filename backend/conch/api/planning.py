@@ -10,7 +10,8 @@ import msgspec
 from conch.api.context import BuildContext
 from conch.api.plan_parts import KVParts, PlanLimits, Spare
 from conch.api.request import Request, Requests
-from conch.api.seams import BlockUpdate, Match
+from conch.api.reserve import Reserve
+from conch.api.seams import Match
 from conch.api.steps import NO_BLOCK, Admission, Move, Row, StepPlan
 
 
@@ -32,7 +33,6 @@ class PlanBuilder:
         self._has_waiting = next(iter(requests.waiting), None) is not None
         self._candidates: list[Request] = []
         self._may_go: Spare = list
-        self._seated = list(requests.running)
         self._kv, self._cache = kv.manager, kv.cache
         self._parking, self._victims = kv.parking, kv.victims
         self._rows: dict[int, Row] = {}
@@ -42,9 +42,8 @@ class PlanBuilder:
         self._cut: list[Request] = []
         self._kept: dict[int, int] = {}
         self._moves: list[Move] = []
-        self._promised: int | None = None
+        self._reserve = Reserve(kv.manager, limits, requests.running, self._preempted)
         self._split_prompts = limits.split_prompts
-        self._watermark, self._most_blocks = limits.watermark, limits.most_blocks
         self.tokens_left = limits.max_tokens
         self.seats_left = limits.max_seats - sum(request.seats for request in requests.running)
 
@@ -71,8 +70,8 @@ class PlanBuilder:
     def has_room_for(self, *waiting: Request) -> bool:
         """Whether seats and pool would do for all of these, whatever the prefix cache has of them."""
         seats = sum(request.seats for request in waiting)
-        blocks = sum(self._blocks_short(request) for request in waiting)
-        return seats <= self.seats_left and blocks <= self._kv.free_blocks - self._reserved_blocks()
+        blocks = sum(self._reserve.short(request) for request in waiting)
+        return seats <= self.seats_left and blocks <= self._kv.free_blocks - self._reserve.num_blocks
 
     def pay_all(self, running: Sequence[Request]) -> None:
         """Pay running requests in the order given: those owed one token first, then chunks of prompts.
@@ -118,7 +117,7 @@ class PlanBuilder:
             return
         owed = request.num_tokens - row.start
         count = min(owed, row.count + self.tokens_left)
-        update = self._grow(request, row.start, row.start + count)
+        update = self._reserve.grow(request, row.start, row.start + count)
         if update is None:
             return
         table = self._kv.blocks(request.id)[row.blocks_from :]
@@ -145,10 +144,10 @@ class PlanBuilder:
         drafts = request.drafts
         if drafts:
             drafts = drafts[: self._room(request, count, most_drafts)] if samples else ()
-        update = self._grow(request, start, start + count + len(drafts))
+        update = self._reserve.grow(request, start, start + count + len(drafts))
         if update is None and drafts:
             drafts = ()
-            update = self._grow(request, start, start + count)
+            update = self._reserve.grow(request, start, start + count)
         if update is None:
             return False
         count += len(drafts)
@@ -178,8 +177,8 @@ class PlanBuilder:
         held = match.num_tokens
         start = max(held, min(self._parking.num_tokens(request.id), request.num_computed))
         self._kv.adopt(request.id, match.blocks)  # from here on the match cannot be evicted
-        short = self._blocks_short(request) + (held % self._kv.block_size > 0)
-        fits = short <= self._kv.free_blocks - self._reserved_blocks()
+        short = self._reserve.short(request) + (held % self._kv.block_size > 0)
+        fits = short <= self._kv.free_blocks - self._reserve.num_blocks
         if fits and match.num_below and start == held:
             held = start = self._bring_back(match, request)
         owed = request.num_tokens - start
@@ -190,9 +189,7 @@ class PlanBuilder:
         if update is None:
             self._kv.release(request.id)
             return False
-        self._seated.append(request)
-        if self._promised is not None:
-            self._promised += self._blocks_short(request)
+        self._reserve.join(request)
         self._add_row(request, Row(request.id, start, count, count == owed, (), 0, ()))
         self._note(update.moves)
         self._note(self._parking.fetch(request.id, self._kv.blocks(request.id), held))
@@ -231,7 +228,7 @@ class PlanBuilder:
         self._cache.forget(request.id)
         self._preempted[request.id] = request
         self._candidates = [one for one in self._candidates if one is not request]
-        self._promised = None
+        self._reserve.recount()
         self.seats_left += request.seats
 
     def build(self) -> StepPlan | None:
@@ -257,14 +254,6 @@ class PlanBuilder:
             victim = self._victims.choose([one for one in may_go if one.has_advanced] or may_go[-1:])
             self.preempt(victim)
 
-    def _grow(self, request: Request, start: int, end: int) -> BlockUpdate | None:
-        if self._promised is None:
-            return self._kv.grow(request.id, start, end)
-        before = self._blocks_short(request)
-        update = self._kv.grow(request.id, start, end)
-        self._promised += self._blocks_short(request) - before
-        return update
-
     def _park(self, request: Request) -> None:
         num_tokens = request.num_computed
         lost = max(0, num_tokens - self._kv.release_effect(request.id).num_kept)
@@ -277,27 +266,6 @@ class PlanBuilder:
         """Drafts of use: each that is accepted is a token, and one more is sampled after them."""
         room = min(self.tokens_left - count, request.limit - request.num_tokens - 1)
         return max(0, room if most_drafts is None else min(room, most_drafts))
-
-    def _blocks_short(self, request: Request) -> int:
-        """Blocks that a request does not hold yet and needs until its next token is sampled and computed."""
-        tokens = max(request.num_tokens, min(request.num_tokens + 1, request.limit - 1))
-        table = self._kv.blocks(request.id)
-        short = -(-tokens // self._kv.block_size) - len(table)
-        if short <= 0:
-            return 0
-        return max(0, min(short, self._most_blocks - len(table) + table.count(NO_BLOCK)))
-
-    def _reserved_blocks(self) -> int:
-        """Blocks that an admission must leave."""
-        is_alone = len(self._seated) == len(self._preempted)
-        return self._promised_blocks() + (0 if is_alone else self._watermark)
-
-    def _promised_blocks(self) -> int:
-        if self._promised is None:
-            self._promised = sum(
-                self._blocks_short(request) for request in self._seated if request.id not in self._preempted
-            )
-        return self._promised
 
     def _add_row(self, request: Request, row: Row) -> None:
         """Keep a row; workers that do not know the request get it, and its block table, in full."""
