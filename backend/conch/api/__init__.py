@@ -15,6 +15,7 @@ from conch.api.errors import (
 from conch.api.hookspecs import API_VERSION, hookimpl, hookspec
 from conch.api.model_spec import AttentionSpec, ModelSpec
 from conch.api.planning import PlanBuilder
+from conch.api.prefix_caching import Match, PrefixCache, PrefixCacheStats
 from conch.api.request import Request, Requests
 from conch.api.sampling import SamplingParams
 from conch.api.seams import (
@@ -23,10 +24,7 @@ from conch.api.seams import (
     Drafter,
     KVConnector,
     KVManager,
-    Match,
     Parallelism,
-    PrefixCache,
-    PrefixCacheStats,
     ReleaseEffect,
     ReplicaLoad,
     Router,

@@ -12,7 +12,8 @@ from conch.api.drafting import DraftModel
 from conch.api.errors import PluginError
 from conch.api.model_spec import ModelSpec
 from conch.api.parking import NoParking, Parking
-from conch.api.seams import KVManager, PrefixCache, Worker
+from conch.api.prefix_caching import PrefixCache
+from conch.api.seams import KVManager, Worker
 from conch.api.steps import Arena
 
 _T = TypeVar("_T")

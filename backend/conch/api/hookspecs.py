@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pluggy
 
 from conch.api.context import BuildContext
+from conch.api.prefix_caching import PrefixCache
 from conch.api.seams import (
     AttentionKernel,
     Drafter,
     KVConnector,
     KVManager,
     Parallelism,
-    PrefixCache,
     Router,
     Scheduler,
 )

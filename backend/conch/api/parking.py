@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from conch.api.config import EngineConfig
-from conch.api.seams import Match
+from conch.api.prefix_caching import Match
 from conch.api.steps import NO_BLOCK, Arena, Move
 
 COMPUTED_PER_MOVED = 0.1

@@ -9,8 +9,9 @@ from conch.api.config import EngineConfig
 from conch.api.context import BuildContext
 from conch.api.model_spec import ModelSpec
 from conch.api.parking import Parking
+from conch.api.prefix_caching import PrefixCache
 from conch.api.request import Request
-from conch.api.seams import KVManager, PrefixCache
+from conch.api.seams import KVManager
 from conch.api.victims import VictimPolicy, make_victim_policy
 
 ALL = 1 << 62

@@ -9,9 +9,9 @@ import msgspec
 
 from conch.api.context import BuildContext
 from conch.api.plan_parts import KVParts, PlanLimits, Spare
+from conch.api.prefix_caching import Match
 from conch.api.request import Request, Requests
 from conch.api.reserve import Reserve
-from conch.api.seams import Match
 from conch.api.steps import NO_BLOCK, Admission, Move, Row, StepPlan
 
 

@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass, field
 
 from conch.api.errors import ErrorCode, RequestError
 from conch.api.parking import NoParking, Parking
+from conch.api.prefix_caching import PrefixCache
 from conch.api.request import Request
-from conch.api.seams import KVManager, Parallelism, PrefixCache, Scheduler
+from conch.api.seams import KVManager, Parallelism, Scheduler
 from conch.api.steps import Failure, FinishReason, RequestOutput, Row, RowResult, StepPlan, StepResult, Usage
 from conch.engine.admission import Admission, Limits
 from conch.engine.choices import Choices
