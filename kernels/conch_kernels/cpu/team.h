@@ -2,8 +2,8 @@
 //
 // All members run the same function. A phase is `each(count, work)`: items are claimed one by one, so a member
 // whose core is busy with something else does less, and nobody leaves the phase before all items are done. Two
-// hundred phases make a step, so waiting spins, but only briefly: on shared cores the one that is waited for
-// may need this very core.
+// hundred phases make a step, so waiting spins. Where other programs share the cores it hardly does: the one that is
+// waited for, or what has taken its core, may need this very one.
 #pragma once
 
 #include <atomic>
@@ -11,6 +11,8 @@
 #include <functional>
 #include <thread>
 #include <vector>
+
+#include "crowd.h"
 
 namespace conch {
 
@@ -31,6 +33,7 @@ class Team {
     // Run `job(member)` on every member, the caller being member 0; returns when all are through.
     void run(const std::function<void(int)>& job) {
         job_ = &job;
+        spins_.store(crowd_.is_here() ? LEAST_SPINS : MOST_SPINS, std::memory_order_relaxed);
         start();
         job(0);
         barrier();
@@ -61,10 +64,11 @@ class Team {
     }
 
    private:
-    static constexpr int SPINS = 2000;  // some 30 us
+    static constexpr int MOST_SPINS = 2000;  // some 30 us
+    static constexpr int LEAST_SPINS = 60;
 
-    static void wait_while(std::atomic<uint32_t>& value, uint32_t old) {
-        for (int i = 0; i < SPINS; i++) {
+    void wait_while(std::atomic<uint32_t>& value, uint32_t old) {
+        for (int i = spins_.load(std::memory_order_relaxed); i; i--) {
             if (value.load(std::memory_order_acquire) != old) return;
 #if defined(__x86_64__)
             __builtin_ia32_pause();
@@ -95,6 +99,8 @@ class Team {
     alignas(64) std::atomic<int> next_{0};
     alignas(64) std::atomic<int> arrived_{0};
     alignas(64) std::atomic<uint32_t> phase_{0};
+    alignas(64) std::atomic<int> spins_{MOST_SPINS};
+    Crowd crowd_;
 };
 
 }  // namespace conch
