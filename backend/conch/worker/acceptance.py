@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ _PRIOR_TRIALS = 4.0
 _OWN_TRIALS = 2.0
 _KEPT = 0.97
 _KEPT_OWN = 0.9
+_NOTHING = (0.0, 0.0)
 
 
 class Acceptance:
@@ -36,7 +37,7 @@ class Acceptance:
         self._tries[:tried] = _KEPT * self._tries[:tried] + 1
         self._hits[:tried] *= _KEPT
         self._hits[:accepted] += 1
-        tries, hits = self._own.get(request_id, (0.0, 0.0))
+        tries, hits = self._own.get(request_id, _NOTHING)
         self._own[request_id] = (_KEPT_OWN * tries + tried, _KEPT_OWN * hits + accepted)
 
     def forget(self, request_ids: Iterable[int]) -> None:
@@ -46,14 +47,14 @@ class Acceptance:
 
     def tries(self, request_id: int) -> float:
         """Return how much is known of a request: drafted tokens that were looked at, the past fading."""
-        return self._own.get(request_id, (0.0, 0.0))[0]
+        return self._own.get(request_id, _NOTHING)[0]
 
-    def chances(self, request_id: int) -> F64:
-        """Chance that all drafts up to each position are accepted: float64 [most_drafts].
+    def chances(self, request_ids: Sequence[int]) -> F64:
+        """Chance that all drafts up to each position are accepted: float64 [requests, most_drafts].
 
         A position's own rate, drawn towards that of the request as more of it is known.
         """
-        tries, hits = self._own.get(request_id, (0.0, 0.0))
-        rates = (hits + _OWN_TRIALS * self._hits / self._tries) / (tries + _OWN_TRIALS)
-        chances: F64 = np.cumprod(rates)
+        own = np.array([self._own.get(request_id, _NOTHING) for request_id in request_ids])
+        rates = (own[:, 1:] + _OWN_TRIALS * self._hits / self._tries) / (own[:, :1] + _OWN_TRIALS)
+        chances: F64 = np.cumprod(rates, axis=1)
         return chances

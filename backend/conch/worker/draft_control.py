@@ -147,7 +147,7 @@ class BackOff:
         """Return the number of drafts of each request that brings the most tokens per second."""
         count = len(request_ids)
         limits = np.array(most)
-        chances = np.array([self._acceptance.chances(request_id) for request_id in request_ids])
+        chances = self._acceptance.chances(request_ids)
         depth = np.arange(chances.shape[1])
         where, depths = np.nonzero(depth[None, :] < limits[:, None])
         gains = chances[where, depths]

@@ -122,11 +122,12 @@ def test_chances_follow_what_was_accepted():
     for _ in range(100):
         acceptance.learn(1, 3, 3)
         acceptance.learn(2, 3, 1)
-    assert acceptance.chances(1)[-1] > 0.8
-    chances = acceptance.chances(2)
-    assert chances[0] > 2 * chances[1] and list(chances) == sorted(chances, reverse=True)
+    good, poor = acceptance.chances([1, 2])
+    assert good[-1] > 0.8
+    assert poor[0] > 2 * poor[1] and list(poor) == sorted(poor, reverse=True)
     acceptance.forget([1, 2])
-    assert list(acceptance.chances(1)) == list(acceptance.chances(2))
+    good, poor = acceptance.chances([1, 2])
+    assert list(good) == list(poor)
 
 
 def test_step_times_are_learnt_and_interpolated():
