@@ -60,7 +60,9 @@ class ZmqPublisher:
         self._thread.start()
 
     def publish(self, batch: KVEventBatch) -> None:
-        """Queue a batch, or lose it."""
+        """Queue a batch, or lose it; one that comes after the end is lost."""
+        if self._is_closing:
+            return
         sequence = self._next_sequence
         self._next_sequence += 1
         if len(self._queue) >= self._max_queue_size:

@@ -242,34 +242,52 @@ def test_nobody_listens_and_all_ends_soon(tmp_path):
     assert not publisher._thread.is_alive() and publisher._context.closed
 
 
+def run(simulation, number, prompt):
+    message = AddRequest(request_id=number, token_ids=tuple(prompt), params=SamplingParams(max_tokens=9))
+    simulation.engine.add(message)
+    simulation.run()
+
+
 def test_an_engine_tells_what_it_caches_and_that_it_ends(tmp_path):
     endpoint, replay = f"ipc://{tmp_path}/engine", f"ipc://{tmp_path}/replay"
     events = KVEventsConfig(enable_kv_cache_events=True, endpoint=endpoint, replay_endpoint=replay)
     simulation = simulate(num_blocks=16, kv_events_config=events, prefix_cache="radix")
-    follower = Follower(endpoint)
-    asker = zmq.Context()
-    socket = asker.socket(zmq.DEALER)
-    socket.connect(replay)
+    listener, asker = Follower(endpoint), zmq.Context()
     try:
-        for number, prompt in enumerate((range(1, 31), [9, *range(1, 40)], range(1, 36)), start=1):
-            message = AddRequest(
-                request_id=number, token_ids=tuple(prompt), params=SamplingParams(max_tokens=9)
-            )
-            simulation.engine.add(message)
-            simulation.run()
-        socket.send_multipart((b"", (0).to_bytes(8, "big")))
-        while (frames := socket.recv_multipart())[2]:
-            for event in msgspec.msgpack.decode(frames[2])[1]:
-                follower.apply(*event)
-        check(follower, simulation.parts.prefix_cache)
-        assert len(follower.where) > 8 and len(follower.prefixes) > len(follower.where), "nothing was evicted"
+        for number in range(1, 100):  # until the subscription has arrived
+            run(simulation, number, [number, *range(1, 31)])
+            if number > 3 and listener.socket.poll(50):
+                break
+        socket = asker.socket(zmq.DEALER)
+        socket.connect(replay)
+        reader = Follower(endpoint)
+        reader.close()
+        for payload in replayed(socket):
+            for event in msgspec.msgpack.decode(payload)[1]:
+                reader.apply(*event)
+        check(reader, simulation.parts.prefix_cache)
+        assert len(reader.where) > 8 and len(reader.prefixes) > len(reader.where), "nothing was evicted"
+        simulation.engine.close()
+        payload = b""
+        while listener.socket.poll(1000):
+            payload = listener.socket.recv_multipart()[2]
+        assert msgspec.msgpack.decode(payload)[1] == [["AllBlocksCleared"]]
     finally:
         simulation.engine.close()
         asker.destroy(linger=0)
-    try:
-        follower.follow(lambda one: not one.where)
-    finally:
-        follower.close()
+        listener.close()
+
+
+def replayed(socket):
+    """Return all batches from the first one on."""
+    socket.send_multipart((b"", (0).to_bytes(8, "big")))
+    payloads = []
+    while socket.poll(5000):
+        payload = socket.recv_multipart()[2]
+        if not payload:
+            return payloads
+        payloads.append(payload)
+    raise AssertionError("no answer")
 
 
 # -- configuration
