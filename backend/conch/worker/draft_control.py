@@ -15,6 +15,8 @@ _PROBE_FIRST = 4
 _PROBE_LAST = 64
 _PROBE_SHARE = 8
 _PROBE_DRAFTS = 2
+_LARGER = 1.5
+"""A step may be this many times as large as the largest measured: none is tried that may cost a lot."""
 _MUST_GAIN = 1.02
 """Tokens per second with drafts over those without, before any are made: estimates are not that good."""
 
@@ -152,9 +154,10 @@ class BackOff:
         where, depths = np.nonzero(depth[None, :] < limits[:, None])
         gains = chances[where, depths]
         order = np.argsort(-gains, kind="stable")  # chances fall along a draft, so its prefixes come first
+        order = order[: max(1, int(_LARGER * self._times.largest) - count)]
         seconds = self._times.predict(count + np.arange(len(order) + 1))
         if seconds is None:
-            return list(most)
+            return [min(each, 1) for each in most]
         tokens = count + np.concatenate([[0.0], np.cumsum(gains[order])])
         rounds = np.concatenate([[0], np.maximum.accumulate(depths[order] + 1)])
         speed = tokens / (seconds + round_s * rounds)

@@ -10,11 +10,7 @@ _MOST_SAMPLES = 5
 
 
 class StepTimes:
-    """Running means over steps of about the same size; sizes in between are interpolated.
-
-    A size larger than any that was measured is taken to cost as little as the largest that was, so that it is
-    tried, and then known.
-    """
+    """Running means over steps of about the same size; others are on the straight lines between them."""
 
     def __init__(self) -> None:
         self._means: dict[int, tuple[float, float, int]] = {}
@@ -43,7 +39,17 @@ class StepTimes:
             tokens = np.array([each[0] for each in known])
             seconds = np.maximum.accumulate(np.array([each[1] for each in known]))
             self._points = tokens, seconds
-        return np.interp(num_tokens, *self._points)
+        tokens, seconds = self._points
+        found = np.interp(num_tokens, tokens, seconds)
+        if len(tokens) > 1:
+            slope = (seconds[-1] - seconds[-2]) / (tokens[-1] - tokens[-2])
+            found += slope * np.maximum(num_tokens - tokens[-1], 0)
+        return found
+
+    @property
+    def largest(self) -> float:
+        """Tokens of the largest steps that were measured; 0 while none was."""
+        return max(self._means.values())[0] if self._means else 0.0
 
 
 def _bucket(num_tokens: int) -> int:

@@ -112,6 +112,7 @@ def test_the_schedule_bounds_everyone():
         method="ngram", num_speculative_tokens=K, num_speculative_tokens_per_batch_size=((2, 3, 1), (4, 9, 0))
     )
     for control in (Schedule(settings), BackOff(settings)):
+        control.learn_step(64, 1.0)
         assert control.rooms([1], [9]) == [K]
         assert control.rooms([1, 2], [9, 0]) == [1, 0]
         assert control.rooms([1, 2, 3, 4], [9] * 4) == [0] * 4
@@ -138,4 +139,16 @@ def test_step_times_are_learnt_and_interpolated():
             times.learn(size, linear(size))
     found = times.predict(np.array([1, 5, 9, 20, 33, 50]))
     assert found[:5] == pytest.approx([linear(size) for size in (1, 5, 9, 20, 33)], rel=0.02)
-    assert found[5] == found[4], "as cheap as the largest known, until it is tried"
+    assert found[5] == pytest.approx(linear(50), rel=0.05), "beyond the largest the line goes on"
+    assert times.largest == pytest.approx(33)
+
+
+def test_sizes_are_tried_little_by_little():
+    """A step that costs ten times as much is not stumbled into."""
+
+    def steep(size):
+        return 10 if size <= 16 else 10 + 5 * (size - 16)
+
+    history, speed = controlled([K] * 16, steep, 16, steps=300)
+    assert max(map(sum, history)) <= 8
+    assert speed > 0.9 * 16 / steep(16)
