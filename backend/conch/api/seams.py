@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+import msgspec
+
 from conch.api.batch import AttentionLayer, StepBatch
 from conch.api.drafting import DraftContext
 from conch.api.model_spec import AttentionSpec
@@ -42,8 +44,7 @@ class StepObserver(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class BlockUpdate:
+class BlockUpdate(msgspec.Struct, frozen=True, gc=False):
     """How a block table changed: entries from `start` on are now `blocks`.
 
     `moves` are made in order before the step writes to any block; the plan lists those of all updates in the

@@ -33,7 +33,7 @@ class Admission(msgspec.Struct, frozen=True, array_like=True):
     limit: int
 
 
-class Row(msgspec.Struct, frozen=True, array_like=True):
+class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The share of one request in one step.
 
     Attributes
@@ -135,7 +135,7 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
     message: str
 
 
-class RowResult(msgspec.Struct, frozen=True, array_like=True):
+class RowResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What one row brought.
 
     Attributes
@@ -207,7 +207,7 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     num_accepted_tokens: int = 0
 
 
-class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
+class RequestOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """News of one choice: tokens since the last output, and how it ended if it did.
 
     Attributes

@@ -119,15 +119,12 @@ class Engine:
         rejected = len(row.drafts) + 1 - len(brought.token_ids) if row.samples else 0
         request.num_computed -= rejected  # their KV will be overwritten
         request.token_ids.extend(token_ids)
-        self._remember(request, row.start, row.start + row.count - rejected)
+        computed = row.start + row.count - rejected
+        if computed // self._block_size > row.start // self._block_size:  # the row has filled a block
+            self._cache.insert(request, self._kv.blocks(request.id), min(computed, request.num_tokens))
         if row.samples:
             request.drafts = brought.drafts
             self._tell(request, row, brought, token_ids, reason)
-
-    def _remember(self, request: Request, start: int, computed: int) -> None:
-        """Offer the prefix cache the blocks that a row has filled."""
-        if computed // self._block_size > start // self._block_size:
-            self._cache.insert(request, self._kv.blocks(request.id), min(computed, request.num_tokens))
 
     def _tell(
         self,

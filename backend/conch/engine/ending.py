@@ -20,7 +20,7 @@ def cut(
     -------
     The tokens to keep, and the reason to end or None to go on.
     """
-    params, num_tokens = request.params, request.num_tokens
+    params, num_tokens = request.params, len(request.token_ids)
     own = frozenset() if params.ignore_eos else eos_token_ids
     for index, token_id in enumerate(token_ids, start=1):
         output = num_tokens + index - request.num_prompt

@@ -130,7 +130,7 @@ GAUGES = {
     PREFIX_HOST_BLOCKS: "Cached KV blocks in the host's memory.",
     PREFIX_DISK_BLOCKS: "Cached KV blocks on the disk.",
     READY: "Whether the engine serves.",
-    ACCEPTANCE_LENGTH: "Tokens that a verified draft has brought on average, with the one after it; 0 before any.",
+    ACCEPTANCE_LENGTH: "Tokens that a verified draft has brought on average, with the one after it.",
 }
 
 HISTOGRAMS = {

@@ -143,7 +143,7 @@ class NoMetricsPage:
 
 
 class TritonMetricsPage:
-    """Metric families on Triton's page. Series are made at once, to be there at zero, if not said otherwise."""
+    """Metric families on Triton's page. Series are made at once, to be there at zero, or as told."""
 
     def __init__(self, pb_utils: PbUtils, labels: Mapping[str, str]) -> None:
         kinds = pb_utils.MetricFamily
