@@ -37,8 +37,9 @@ class StepTimes:
         if self._points is None:
             known = sorted(self._means.values())
             tokens = np.array([each[0] for each in known])
-            seconds = np.maximum.accumulate(np.array([each[1] for each in known]))
-            self._points = tokens, seconds
+            seconds = np.array([each[1] for each in known])
+            # fewer tokens never take longer: where they seem to, something else held the step up
+            self._points = tokens, np.minimum.accumulate(seconds[::-1])[::-1]
         tokens, seconds = self._points
         found = np.interp(num_tokens, tokens, seconds)
         if len(tokens) > 1:

@@ -143,6 +143,14 @@ def test_step_times_are_learnt_and_interpolated():
     assert times.largest == pytest.approx(33)
 
 
+def test_a_step_that_was_held_up_does_not_make_larger_ones_look_cheap():
+    times = StepTimes()
+    for size in (16, 20, 32):
+        times.learn(size, linear(size))
+    times.learn(18, 100.0)
+    assert list(times.predict(np.array([18, 32]))) == [linear(20), linear(32)]
+
+
 def test_sizes_are_tried_little_by_little():
     """A step that costs ten times as much is not stumbled into."""
 
