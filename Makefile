@@ -2,8 +2,8 @@
 # make test     tests for any machine (ARGS= goes to pytest)
 # make check    lint, format, types, import rules; never rewrites
 # make fix      what can be rewritten of it
-# make bench    `make bench-serving`; `make bench-NAME` for peers, matmul, attention, engine-overhead, perplexity, soak and
-#               genai_perf (ARGS= goes to the script)
+# make bench    `make bench-serving`; `make bench-NAME` for peers, scheduling, matmul, attention, engine-overhead,
+#               perplexity, soak and genai_perf (ARGS= goes to the script)
 # make clean    remove the environment and caches
 #
 # PYTHON= chooses the interpreter. TORCH= is what pip installs for torch; the default is the pinned release from the
