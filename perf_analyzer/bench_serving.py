@@ -18,6 +18,7 @@ from serving_experiments.bench import DEMO_MODEL, Bench
 EXPERIMENTS = (
     "concurrency_sweep",
     "triton_over_bare",
+    "one_stream",
     "static_batching",
     "chunked_prefill",
     "shared_prefix",
@@ -26,6 +27,7 @@ EXPERIMENTS = (
 HEADLINE = {
     "triton_over_bare_c16": "tokens/s through Triton over the engine in process, 16 at a time",
     "triton_in_pieces_over_bare_c16": "the same with stream_interval 4",
+    "triton_adds_ms_c1": "milliseconds that Triton adds to the time of a token, one stream",
     "continuous_over_static": "tokens/s over transformers.generate, padded batches of the same size",
     "itl_p99_chunked_over_quiet": "decode p99 ITL while a 4,000-token prompt arrives, over quiet",
     "itl_p99_unchunked_over_quiet": "the same without chunked prefill",
