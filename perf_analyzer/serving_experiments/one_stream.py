@@ -1,4 +1,4 @@
-"""What Triton adds to the time of a token where one stream runs alone: its TPOT less that of the bare engine."""
+"""What Triton adds to a token where one stream runs alone: its TPOT less that of the bare engine."""
 
 from __future__ import annotations
 
