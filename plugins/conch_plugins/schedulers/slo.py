@@ -21,7 +21,7 @@ from conch_plugins.schedulers.step_time import StepLoad, StepTimeModel
 UNSTATED_TTFT_S = 10.0
 """Stands for the target of a request that has none."""
 
-LEAST_SHARE = 16
+LEAST_SHARE = 64
 """At least one part in so many of the budget is for prompts, so that they get on whatever is asked for."""
 
 _SMOOTHING = 0.1
@@ -110,9 +110,9 @@ class SloScheduler:
 
     A model of how long a step takes is fitted to the steps while they run. The prompts of a step get the
     tokens with which it is expected to take no longer than the strictest `tpot_target_s` of those who decode
-    in it, in the spirit of Sarathi-Serve, but at least a sixteenth of `max_num_batched_tokens`. So a decode
-    keeps its target as far as the model tells the truth and that sixteenth has room. Those who wait are in
-    the order of ``arrival + ttft_target_s`` (10 s where there is no target). Whoever has missed that comes
+    in it, in the spirit of Sarathi-Serve, but at least 1/64 of `max_num_batched_tokens`. So a decode keeps
+    its target as far as the model tells the truth and that share has room. Those who wait are in the order of
+    ``arrival + ttft_target_s`` (10 s where there is no target). Whoever has missed that comes
     behind those who may still keep theirs, but for one admission in four, which is for whoever has been late
     the longest: so nobody starves. Prompts share as under `fcfs`.
 
@@ -158,10 +158,13 @@ class SloScheduler:
         """Return how many prompt tokens the decodes of a step can spare."""
         decodes = [request for request in running if request.owed == 1]
         targets = [request.tpot_target_s for request in decodes if request.tpot_target_s is not None]
-        per_token = self._model.seconds_per_prefill_token
+        deepest = max((request.num_computed for request in prompts), default=0)
+        per_token = self._model.seconds_per_prefill_token(deepest)
         if not targets or self._model.num_observed < _LESSONS or per_token <= 0.0:
             return self._most
         context = sum(request.num_tokens for request in decodes)
         context += sum(request.num_computed for request in prompts[:1])
         without = self._model.expect(StepLoad(0, len(decodes), context))
-        return max(self._least, int((min(targets) - without) / per_token))
+        spare_s = min(targets) - without
+        halfway = deepest + max(0, int(spare_s / per_token)) // 2
+        return max(self._least, int(spare_s / self._model.seconds_per_prefill_token(halfway)))

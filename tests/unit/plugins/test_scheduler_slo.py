@@ -13,7 +13,7 @@ from conch_plugins.schedulers.slo import LATE_TURN, LEAST_SHARE, SloScheduler, d
 from conch_plugins.schedulers.step_time import StepLoad, StepTimeModel
 from support.scheduling import check_answers, simulate
 
-TRUTH = (0.004, 0.00011, 0.0003, 0.0000004)
+TRUTH = (0.004, 0.00011, 0.0003, 0.0000004, 1e-8)
 
 
 def slo(context, clock):
@@ -25,12 +25,14 @@ def fcfs(context, clock):
 
 
 def true_seconds(load):
-    a, b, c, d = TRUTH
-    return a + b * load.prefill_tokens + c * load.decode_rows + d * load.context_tokens
+    a, b, c, d, e = TRUTH
+    tokens = a + b * load.prefill_tokens + c * load.decode_rows + d * load.context_tokens
+    return tokens + e * load.prefill_pairs
 
 
 def mixed_load(draw):
-    return StepLoad(draw.choice([0, draw.randint(2, 512)]), draw.randint(0, 64), draw.randint(1, 60_000))
+    prefill = draw.choice([0, draw.randint(2, 512)])
+    return StepLoad(prefill, draw.randint(0, 64), draw.randint(1, 60_000), prefill * draw.randint(1, 6000))
 
 
 @pytest.mark.parametrize("seed", range(5))
