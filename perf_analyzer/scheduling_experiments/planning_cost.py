@@ -96,8 +96,8 @@ def vllm() -> Program:
 def check_same_work(answers: Answers) -> None:
     """Raise RuntimeError where the programs did not serve the same trace, or where memory was short.
 
-    Who is admitted before whom is the schedulers' own business, and whoever comes later finds more cached: hits
-    may differ by `HITS_APART`.
+    Who is admitted before whom is the schedulers' own business, and whoever comes later finds more cached:
+    hits may differ by `HITS_APART`.
     """
     names = list(answers)
     for count in answers[OURS]:
