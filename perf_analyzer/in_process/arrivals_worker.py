@@ -171,7 +171,8 @@ def build(settings: dict[str, Any], law: dict[str, float] | None, ledger: Ledger
 
 def build_real(settings: dict[str, Any]) -> Any:  # noqa: ANN401
     """Return an engine with a model."""
-    from conch.api.config import parse_config, resolve_model_reference
+    from conch.api.config import parse_config
+    from conch.api.model_reference import resolve_model_reference
     from conch.engine.build import build_engine
 
     config = parse_config({**settings, "model": resolve_model_reference(settings["model"])})

@@ -17,7 +17,8 @@ import torch
 from lines import serve
 from tokenizers import Tokenizer
 
-from conch.api.config import parse_config, resolve_model_reference
+from conch.api.config import parse_config
+from conch.api.model_reference import resolve_model_reference
 from conch.api.sampling import SamplingParams
 from conch.engine.local import LocalEngine
 

@@ -12,6 +12,7 @@ from conch.api import (
     AttentionSpec,
     BuildContext,
     Drafter,
+    EngineConfig,
     KVConnector,
     KVManager,
     Parallelism,
@@ -82,9 +83,9 @@ def conch_parallelisms() -> Mapping[str, Callable[[BuildContext], Parallelism]]:
 
 
 @hookimpl
-def conch_routers() -> Mapping[str, Callable[[], Router]]:
-    """`least_loaded`: the replica with the fewest requests; `round_robin`: each in turn."""
-    return {"least_loaded": _least_loaded, "round_robin": _round_robin}
+def conch_routers() -> Mapping[str, Callable[[EngineConfig], Router]]:
+    """`least_loaded`: fewest requests; `round_robin`: in turn; `prefix_affinity`: cached prefix and load."""
+    return {"least_loaded": _least_loaded, "round_robin": _round_robin, "prefix_affinity": _prefix_affinity}
 
 
 @hookimpl
@@ -199,16 +200,22 @@ def _single(context: BuildContext) -> Parallelism:
     return SingleWorker(context.worker_factory)
 
 
-def _least_loaded() -> Router:
+def _least_loaded(_: EngineConfig) -> Router:
     from conch_plugins.routers.least_loaded import LeastLoadedRouter
 
     return LeastLoadedRouter()
 
 
-def _round_robin() -> Router:
+def _round_robin(_: EngineConfig) -> Router:
     from conch_plugins.routers.round_robin import RoundRobinRouter
 
     return RoundRobinRouter()
+
+
+def _prefix_affinity(config: EngineConfig) -> Router:
+    from conch_plugins.routers.prefix_affinity import PrefixAffinityRouter
+
+    return PrefixAffinityRouter.from_config(config)
 
 
 def _no_connector(_: BuildContext) -> KVConnector:

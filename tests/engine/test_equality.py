@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from conch.api import EngineConfig, SamplingParams
-from conch.api.config import resolve_model_reference
+from conch.api.model_reference import resolve_model_reference
 from conch.engine.local import LocalEngine
 from support.oracle import Oracle, Same
 from support.tiny import tiny_checkpoint

@@ -104,7 +104,7 @@ def test_requests_wait_for_the_engine_only_so_long(make_backend, tmp_path, monke
     assert stream(backend).wait(1).error.kind == "UNAVAILABLE"  # there is little hope by now
     (tmp_path / "own" / "refuse").unlink()
     wait_until(lambda: stream(backend, max_tokens=3).wait().error is None, 20)
-    assert not backend._responder._departed  # an engine that never heard of them has no last word on them
+    assert not backend._responder._departures  # an engine that never heard of them has no last word on them
 
 
 def test_an_engine_that_does_not_come_back_in_time_is_given_up(make_backend, tmp_path, monkeypatch):

@@ -5,23 +5,24 @@ from __future__ import annotations
 import pytest
 
 from conch.engine.protocol import EngineStats
-from conch.host.metrics import Accounts, TritonMetricsPage
+from conch.host.metrics import Accounts
+from conch.host.metrics_page import TritonMetricsPage
 from host.host_fakes import FakePbUtils
 
 
 def test_counts_go_on_over_a_restart_and_by_position():
     pb_utils, accounts = FakePbUtils(), Accounts()
-    page = TritonMetricsPage(pb_utils, {"model": "m"})
+    page = TritonMetricsPage(pb_utils, {"model": "m"}, ["m_0_0"])
     first = EngineStats(
         drafts=4, drafts_proposed=10, drafts_accepted=6, accepted_by_position=(4, 2), drafting_s=0.5
     )
-    accounts.stats(first)
+    accounts.engines[0].stats(first)
     page.show(accounts.take())
-    accounts.engine_down()
+    accounts.engines[0].engine_down()
     second = EngineStats(
         drafts=2, drafts_proposed=6, drafts_accepted=5, accepted_by_position=(2, 2, 1), drafting_s=0.25
     )
-    accounts.stats(second)
+    accounts.engines[0].stats(second)
     page.show(accounts.take())
 
     def total(name, **labels):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from conch.api import EngineConfig
-from conch.api.config import resolve_model_reference
+from conch.api.model_reference import resolve_model_reference
 from conch.host.serving.repository import ModelEntry, write_model
 from conch.model.checkpoint import resolve_checkpoint
 from support.tiny import tiny_checkpoint

@@ -17,6 +17,7 @@ from conch.api.model_spec import AttentionSpec, ModelSpec
 from conch.api.planning import PlanBuilder
 from conch.api.prefix_caching import Match, PrefixCache, PrefixCacheStats
 from conch.api.request import Request, Requests
+from conch.api.routing import ReplicaLoad, RoutedRequest, Router
 from conch.api.sampling import SamplingParams
 from conch.api.seams import (
     AttentionKernel,
@@ -26,8 +27,6 @@ from conch.api.seams import (
     KVManager,
     Parallelism,
     ReleaseEffect,
-    ReplicaLoad,
-    Router,
     Scheduler,
     StepObserver,
     Worker,
@@ -89,6 +88,7 @@ __all__ = [
     "RequestError",
     "RequestOutput",
     "Requests",
+    "RoutedRequest",
     "Router",
     "Row",
     "RowResult",

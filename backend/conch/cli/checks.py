@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from conch.api.config import resolve_model_reference
 from conch.api.errors import ConchError
+from conch.api.model_reference import resolve_model_reference
 from conch.cli.common import DEMO_MODEL
 from conch.engine.catalogue import Catalogue
 from conch.host.serving.command import Endpoints, ServerFlags, server_environment

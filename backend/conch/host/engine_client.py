@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,9 +18,9 @@ from conch.engine.protocol import (
     Progress,
     StartEngine,
     StepNews,
-    ToEngine,
 )
 from conch.host.engine_process import STOP_WITHIN_S, EngineProcess
+from conch.host.session import Burden, Session, unavailable
 
 GIVEN_UP_AFTER = 3
 BACK_WITHIN_S = 9.0
@@ -36,7 +36,7 @@ class EngineEvents(Protocol):
     def engine_up(self, session: Session) -> None:
         """Note that the engine serves, for the first time or again."""
 
-    def engine_down(self, error: RequestError) -> None:
+    def engine_down(self, session: Session, error: RequestError) -> None:
         """Note that the engine that served is gone; its requests are lost."""
 
     def engine_given_up(self, reason: str) -> None:
@@ -49,42 +49,6 @@ class Pauses:
 
     first_s: float = 0.1
     longest_s: float = 30.0
-
-
-class Session:
-    """The line to one engine process. Any thread may send."""
-
-    def __init__(self, process: EngineProcess) -> None:
-        self._process = process
-        self._lock = threading.Lock()
-
-    def send(self, message: ToEngine) -> None:
-        """Send one message.
-
-        Raises
-        ------
-        RequestError
-            That engine process is gone.
-        """
-        try:
-            with self._lock:
-                self._process.end.send(message)
-        except OSError:
-            raise unavailable("the engine has just died") from None
-
-    def close(self) -> None:
-        """Close the line to a process that has ended."""
-        with self._lock:
-            self._process.close_end()
-
-    def stop(self) -> None:
-        """End the process within a bounded time, even if it does not listen."""
-        if self._lock.acquire(timeout=STOP_WITHIN_S):
-            try:
-                self._process.ask_to_stop()
-            finally:
-                self._lock.release()
-        self._process.stop()
 
 
 class EngineClient:
@@ -101,6 +65,10 @@ class EngineClient:
         Who hears of it.
     command
         How to start it.
+    numbers
+        Where the number of each engine process comes from.
+    name
+        What messages for people call it.
     """
 
     def __init__(
@@ -108,34 +76,38 @@ class EngineClient:
         config: EngineConfig,
         events: EngineEvents,
         command: Sequence[str],
-        pauses: Pauses | None = None,
+        numbers: Iterator[int],
+        name: str = "the engine",
     ) -> None:
         self._config = config
         self._events = events
         self._command = tuple(command)
-        self._pauses = pauses or Pauses()
+        self._numbers = numbers
+        self._name = name
+        self._pauses = Pauses()
         self._session: Session | None = None
         self._starting: Session | None = None
         self._closing = threading.Event()
         self._told_progress = ("", 0)
         self._patience: threading.Timer | None = None
-        self._first_start_s = 0.0
+        self._began_s = self._first_start_s = 0.0
         self._first: Future[EngineReady] = Future()
         self._thread = threading.Thread(target=self._supervise, name="conch-engine-client", daemon=True)
 
-    def start(self) -> EngineReady:
-        """Start the engine and wait until it serves.
+    def start(self) -> None:
+        """Start the engine; `wait` tells what became of it."""
+        self._began_s = time.monotonic()
+        self._thread.start()
+
+    def wait(self) -> EngineReady:
+        """Wait until the engine serves for the first time.
 
         Raises
         ------
         ConchError
             It could not start; the message is its own.
         """
-        began = time.monotonic()
-        self._thread.start()
-        ready = self._first.result()
-        self._first_start_s = time.monotonic() - began
-        return ready
+        return self._first.result()
 
     @property
     def session(self) -> Session | None:
@@ -163,13 +135,13 @@ class EngineClient:
             if self._closing.is_set():
                 break
             if not self._first.done():
-                self._first.set_exception(ConchError(f"the engine {reason}"))
+                self._first.set_exception(ConchError(f"{self._name} {reason}"))
                 return
             failures = 0 if served else failures + 1
             pause_s = self._pauses.first_s if served else min(2 * pause_s, self._pauses.longest_s)
             if failures == GIVEN_UP_AFTER:
                 self._events.engine_given_up(reason)
-            _say(f"the engine {reason}; starting it again in {pause_s:g} s")
+            _say(f"{self._name} {reason}; starting it again in {pause_s:g} s")
             self._closing.wait(pause_s)
         if not self._first.done():
             self._first.set_exception(ConchError("closed while the engine was starting"))
@@ -180,11 +152,12 @@ class EngineClient:
             process = EngineProcess(self._command)
         except OSError as error:
             return False, f"could not be started: {error}"
-        self._starting = Session(process)
+        burden = Burden(next(self._numbers), self._config.max_num_seqs)
+        session = self._starting = Session(process, burden)
         served = False
         reason = ""
         try:
-            self._starting.send(StartEngine(self._config))
+            session.send(StartEngine(self._config))
             if self._closing.is_set():
                 process.ask_to_stop()  # close() may have come before there was a session to stop
             while not reason:
@@ -194,9 +167,10 @@ class EngineClient:
                     case EngineReady():
                         served = True
                         self._stop_waiting()
-                        self._session = self._starting
-                        self._events.engine_up(self._starting)
+                        self._session = session
+                        self._events.engine_up(session)
                         if not self._first.done():
+                            self._first_start_s = time.monotonic() - self._began_s
                             self._first.set_result(message)
                     case EngineFailed():
                         reason = f"failed: {message.message}"
@@ -209,11 +183,11 @@ class EngineClient:
         finally:
             self._session = None
             ended = process.reap()
-            self._starting.close()
+            session.close()
             self._starting = None
         if served:
             self._wait_for_return()
-            self._events.engine_down(self._why_down(reason or ended))
+            self._events.engine_down(session, self._why_down(reason or ended))
         return served, reason or ended
 
     def _tell_progress(self, progress: Progress) -> None:
@@ -242,11 +216,6 @@ class EngineClient:
         if self._closing.is_set():
             return unavailable("the model is stopping")
         return RequestError(f"the engine {reason}", ErrorCode.INTERNAL)
-
-
-def unavailable(reason: str) -> RequestError:
-    """Return the error of a request that may be tried again."""
-    return RequestError(f"{reason}; try again later", ErrorCode.UNAVAILABLE)
 
 
 def _say(text: str) -> None:

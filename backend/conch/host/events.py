@@ -6,15 +6,16 @@ from dataclasses import dataclass
 
 from conch.api.errors import RequestError
 from conch.engine.protocol import AddRequest, StepNews
-from conch.host.engine_client import Session
 from conch.host.live import LiveRequest
+from conch.host.session import Session
 
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A request that the engine is about to hear of."""
+    """A request that an engine is about to hear of."""
 
     request: LiveRequest
+    message: AddRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +50,9 @@ class EngineUp:
 
 @dataclass(frozen=True, slots=True)
 class EngineDown:
-    """The engine that served is gone."""
+    """An engine that served is gone."""
 
+    session: Session
     error: RequestError
 
 
@@ -61,7 +63,7 @@ class HoldOver:
 
 @dataclass(frozen=True, slots=True)
 class EngineGivenUp:
-    """The engine has failed to start several times in a row."""
+    """No engine serves, and one has failed to start several times in a row."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ import time
 from dataclasses import dataclass, field
 
 from conch.api.steps import FinishReason, RequestOutput
-from conch.host.choice import Choice
-from conch.host.engine_client import Session
+from conch.host.choice import Choice, ChoiceFactory
 from conch.host.inputs import Wants
 from conch.host.sender import GuardedSender
+from conch.host.session import Session
 
 
 @dataclass(slots=True, eq=False)
@@ -27,6 +27,8 @@ class LiveRequest:
         The engine process that serves it; None while it waits for one to come back.
     echo
         What its text begins with.
+    factory
+        Makes its choices, again when another engine takes it over.
     """
 
     id: int
@@ -37,8 +39,14 @@ class LiveRequest:
     num_prompt: int
     echo: str
     with_logprobs: bool
+    factory: ChoiceFactory
     choices: tuple[Choice, ...]
     arrival_s: float = field(default_factory=time.monotonic)
+
+    def begin_again(self) -> None:
+        """Forget what its engine, which is gone, has brought."""
+        self.session = None
+        self.choices = tuple(self.factory.make() for _ in self.choices)
 
     def take(self, output: RequestOutput) -> bool:
         """Take news of one choice; returns whether a stop string ended that choice just now."""

@@ -1,4 +1,8 @@
-"""The metrics of a model, with vLLM's names under the prefix ``conch:``."""
+"""The metrics of a model, with vLLM's names under the prefix ``conch:``.
+
+What is about one engine is there once for each, told apart by the label ``replica``; the sum over ``replica``
+is the model's.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +36,7 @@ SWAP_BLOCKS_TOTAL = "swap_blocks_total"
 PREFIX_HOST_BLOCKS = "prefix_cache_host_blocks"
 PREFIX_DISK_BLOCKS = "prefix_cache_disk_blocks"
 READY = "engine_ready"
+REPLICAS_READY = "replicas_ready"
 ACCEPTED_BY_POSITION = "spec_decode_num_accepted_tokens_per_pos_total"
 ACCEPTANCE_LENGTH = "spec_decode_mean_acceptance_length"
 
@@ -130,8 +135,12 @@ GAUGES = {
     PREFIX_HOST_BLOCKS: "Cached KV blocks in the host's memory.",
     PREFIX_DISK_BLOCKS: "Cached KV blocks on the disk.",
     READY: "Whether the engine serves.",
+    REPLICAS_READY: "Engines of the model instance that serve; fewer than there are is a degraded model.",
     ACCEPTANCE_LENGTH: "Tokens that a verified draft has brought on average, with the one after it.",
 }
+
+OF_ENGINES = frozenset({RESTARTS, ACCEPTED_BY_POSITION, *FROM_STATS, *GAUGES} - {REPLICAS_READY})
+"""What is counted for each engine apart; all else is about requests, or the model instance."""
 
 HISTOGRAMS = {
     TIME_TO_FIRST_TOKEN: Histogram("From arrival to the first token.", _LATENCY_BUCKETS),

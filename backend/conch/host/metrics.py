@@ -1,26 +1,33 @@
-"""What happened, added up here, and shown on Triton's own metrics page at most every 100 ms."""
+"""What happened, added up here; `metrics_page` shows it."""
 
 from __future__ import annotations
 
-import sys
 import threading
-import traceback
 from collections import Counter as Tally
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Protocol
+from typing import NamedTuple
 
 from conch.api.errors import ErrorCode
 from conch.api.steps import FinishReason, Usage
 from conch.engine.protocol import EngineStats
 from conch.host import metric_names as names
-from conch.host.pb import PbUtils
 
-PERIOD_S = 0.1
 
-Series = tuple[str, str | None]
-"""Name of a counter, and the value of its label if it has one."""
+class Series(NamedTuple):
+    """One line of the metrics page.
+
+    Attributes
+    ----------
+    value
+        Of the label, where the metric has one of its own.
+    replica
+        Index of the engine that it is about; None for the model instance.
+    """
+
+    name: str
+    value: str | None = None
+    replica: int | None = None
 
 
 @dataclass(slots=True)
@@ -28,32 +35,36 @@ class Batch:
     """Changes since the last flush."""
 
     counts: Tally[Series] = field(default_factory=Tally)
-    gauges: dict[str, float] = field(default_factory=dict)
+    gauges: dict[Series, float] = field(default_factory=dict)
     samples: list[tuple[str, float]] = field(default_factory=list)
 
 
 class Accounts:
     """Adds up what becomes of requests. Any thread may call it; one lock guards all of it.
 
-    Every request is counted once: as a success, a failure, or cancelled. The engine's counters start at zero
-    with each engine process; here they go on.
+    Every request is counted once: as a success, a failure, or cancelled.
+
+    Attributes
+    ----------
+    engines
+        The account of each replica.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_replicas: int = 1) -> None:
         self._lock = threading.Lock()
         self._changed = threading.Event()
         self._batch = Batch()
-        self._last = EngineStats()
-        self._has_been_up = False
+        self._ready: set[int] = set()
+        self.engines = tuple(EngineAccount(self, replica) for replica in range(num_replicas))
 
     def succeeded(self, reason: FinishReason) -> None:
         """Count a request that was answered in full."""
-        self._add({(names.SUCCESS, reason.value): 1})
+        self.add({Series(names.SUCCESS, reason.value): 1})
 
     def failed(self, code: ErrorCode) -> None:
         """Count a request that ended with an error, or whose client left."""
         cancelled = code is ErrorCode.CANCELLED
-        self._add({((names.CANCELLED, None) if cancelled else (names.FAILURE, code.value)): 1})
+        self.add({Series(names.CANCELLED) if cancelled else Series(names.FAILURE, code.value): 1})
 
     def usage(self, usage: Usage) -> None:
         """Note what one finished choice took."""
@@ -72,39 +83,19 @@ class Accounts:
             self._batch.samples.extend(samples)
         self._changed.set()
 
-    def stats(self, stats: EngineStats) -> None:
-        """Take the engine's snapshot: gauges as they are, counters as what they grew by."""
+    def ready(self, replica: int, is_ready: bool) -> None:
+        """Note whether a replica serves."""
         with self._lock:
-            for name, key in names.FROM_STATS.items():
-                grown = getattr(stats, key) - getattr(self._last, key)
-                if grown > 0:
-                    self._batch.counts[name, None] += grown
-            for position, count in enumerate(stats.accepted_by_position):
-                grown = count - sum(self._last.accepted_by_position[position : position + 1])
-                if grown > 0:
-                    self._batch.counts[names.ACCEPTED_BY_POSITION, str(position)] += grown
-            self._last = stats
-            self._batch.gauges.update(names.gauges_of(stats))
+            (self._ready.add if is_ready else self._ready.discard)(replica)
+            self._batch.gauges[Series(names.READY, replica=replica)] = is_ready
+            self._batch.gauges[Series(names.REPLICAS_READY)] = len(self._ready)
         self._changed.set()
 
-    def engine_up(self) -> None:
-        """Note that an engine process serves."""
+    def add(self, counts: Mapping[Series, float], gauges: Mapping[Series, float] | None = None) -> None:
+        """Add to counters, and set gauges."""
         with self._lock:
-            self._batch.gauges[names.READY] = 1
-            if self._has_been_up:
-                self._batch.counts[names.RESTARTS, None] += 1
-            self._has_been_up = True
-        self._changed.set()
-
-    def engine_down(self) -> None:
-        """Note that the engine process is gone, and with it all that it held."""
-        with self._lock:
-            pools = EngineStats(
-                kv_blocks_total=self._last.kv_blocks_total, swap_blocks_total=self._last.swap_blocks_total
-            )
-            self._last = EngineStats()
-            self._batch.gauges.update(names.gauges_of(pools))
-            self._batch.gauges[names.READY] = 0
+            self._batch.counts.update(counts)
+            self._batch.gauges.update(gauges or {})
         self._changed.set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -122,103 +113,51 @@ class Accounts:
             batch, self._batch = self._batch, Batch()
         return batch
 
-    def _add(self, counts: Mapping[Series, int]) -> None:
-        with self._lock:
-            self._batch.counts.update(counts)
-        self._changed.set()
 
+class EngineAccount:
+    """The numbers of one replica. Its engine's counters start at zero with each process; here they go on.
 
-class MetricsPage(Protocol):
-    """Where metrics are shown."""
+    Only the thread that hears the engine calls it.
+    """
 
-    def show(self, batch: Batch) -> None:
-        """Apply changes."""
-
-
-class NoMetricsPage:
-    """The page of a server whose metrics are switched off."""
-
-    def show(self, batch: Batch) -> None:
-        """Do nothing."""
-
-
-class TritonMetricsPage:
-    """Metric families on Triton's page. Series are made at once, to be there at zero, or as told."""
-
-    def __init__(self, pb_utils: PbUtils, labels: Mapping[str, str]) -> None:
-        kinds = pb_utils.MetricFamily
-        self._families: list[Any] = []  # a family must outlive its metrics
-        self._makers: dict[Series, Callable[[], Any]] = {}
-        self._counters: dict[Series, Any] = {}
-        self._gauges: dict[str, Any] = {}
-        self._histograms: dict[str, Any] = {}
-
-        def family(name: str, description: str, kind: object) -> PbUtils:
-            made = kinds(name=names.PREFIX + name, description=description, kind=kind)
-            self._families.append(made)
-            return made
-
-        for name, counter in names.COUNTERS.items():
-            counters = family(name, counter.description, kinds.COUNTER)
-            for value in counter.values or (None,):
-                extra = {counter.label: value} if counter.label and value else {}
-                make = partial(counters.Metric, labels={**labels, **extra})
-                self._makers[name, value] = make
-                if counter.at_zero:
-                    self._counters[name, value] = make()
-        for name, description in names.GAUGES.items():
-            self._gauges[name] = family(name, description, kinds.GAUGE).Metric(labels=dict(labels))
-        for name, histogram in names.HISTOGRAMS.items():
-            histograms = family(name, histogram.description, kinds.HISTOGRAM)
-            self._histograms[name] = histograms.Metric(labels=dict(labels), buckets=list(histogram.buckets))
-
-    def show(self, batch: Batch) -> None:
-        """Apply changes."""
-        for series, count in batch.counts.items():
-            if series not in self._counters:
-                self._counters[series] = self._makers[series]()
-            self._counters[series].increment(count)
-        for name, value in batch.gauges.items():
-            self._gauges[name].set(value)
-        for name, value in batch.samples:
-            self._histograms[name].observe(value)
-
-
-def open_metrics_page(pb_utils: PbUtils, labels: Mapping[str, str]) -> MetricsPage:
-    """Return the page of this server, or none where it has metrics switched off."""
-    try:
-        return TritonMetricsPage(pb_utils, labels)
-    except pb_utils.TritonModelException as error:
-        if "metrics not supported" in str(error).lower():
-            return NoMetricsPage()
-        raise
-
-
-class MetricsFlusher:
-    """Carries accounts to the page, at most every `PERIOD_S`; sleeps while nothing changes."""
-
-    def __init__(self, accounts: Accounts, page: MetricsPage) -> None:
+    def __init__(self, accounts: Accounts, replica: int) -> None:
         self._accounts = accounts
-        self._page = page
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="conch-metrics", daemon=True)
-        self._thread.start()
+        self._replica = replica
+        self._last = EngineStats()
+        self._has_been_up = False
 
-    def close(self, timeout_s: float) -> None:
-        """Show what is left and end the thread."""
-        self._closed.set()
-        self._accounts.wake()
-        self._thread.join(timeout_s)
+    def stats(self, stats: EngineStats) -> None:
+        """Take the engine's snapshot: gauges as they are, counters as what they grew by."""
+        counts: dict[Series, float] = {}
+        for name, key in names.FROM_STATS.items():
+            grown = getattr(stats, key) - getattr(self._last, key)
+            if grown > 0:
+                counts[self._series(name)] = grown
+        for position, count in enumerate(stats.accepted_by_position):
+            grown = count - sum(self._last.accepted_by_position[position : position + 1])
+            if grown > 0:
+                counts[self._series(names.ACCEPTED_BY_POSITION, str(position))] = grown
+        self._last = stats
+        self._accounts.add(counts, self._gauges(stats))
 
-    def _run(self) -> None:
-        while not self._closed.is_set():
-            self._accounts.wait()
-            self._flush()
-            self._closed.wait(PERIOD_S)
-        self._flush()
+    def engine_up(self) -> None:
+        """Note that an engine process serves."""
+        if self._has_been_up:
+            self._accounts.add({self._series(names.RESTARTS): 1})
+        self._has_been_up = True
+        self._accounts.ready(self._replica, True)
 
-    def _flush(self) -> None:
-        try:
-            self._page.show(self._accounts.take())
-        except Exception:  # a page that cannot be written must not stop the serving
-            traceback.print_exc(file=sys.stderr)
+    def engine_down(self) -> None:
+        """Note that the engine process is gone, and with it all that it held."""
+        pools = EngineStats(
+            kv_blocks_total=self._last.kv_blocks_total, swap_blocks_total=self._last.swap_blocks_total
+        )
+        self._last = EngineStats()
+        self._accounts.add({}, self._gauges(pools))
+        self._accounts.ready(self._replica, False)
+
+    def _gauges(self, stats: EngineStats) -> dict[Series, float]:
+        return {self._series(name): value for name, value in names.gauges_of(stats).items()}
+
+    def _series(self, name: str, value: str | None = None) -> Series:
+        return Series(name, value, self._replica)

@@ -14,6 +14,7 @@ from conch.host.backend import Backend
 from conch.host.engine_process import engine_command
 from conch.host.pb import InferenceRequest
 from conch.host.settings import settings_from_environment
+from conch.host.shares import instance_of
 from conch.host.termination import TerminationWatch
 
 
@@ -43,9 +44,9 @@ class TritonPythonModel:
             "version": args["model_version"],
             "replica": args["model_instance_name"],
         }
-        self._backend = Backend(
-            pb_utils, load_config(path, settings_from_environment()), labels, engine_command()
-        )
+        instance = instance_of(model_config, args["model_instance_name"])
+        config = load_config(path, settings_from_environment())
+        self._backend = Backend(pb_utils, config, labels, engine_command(), instance)
         self._backend.start()
         self._termination = TerminationWatch(self._backend.drain)
 

@@ -1,4 +1,4 @@
-"""What becomes of requests that come while the engine is being started again."""
+"""What becomes of requests that come while no engine serves."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+import msgspec
+
+from conch.api.errors import ErrorCode, RequestError
 from conch.engine.protocol import AddRequest
-from conch.host.engine_client import Session
+from conch.host.session import Session
 
 HOLD_S = 9.0
 """An engine is usually back by then; a client that would wait longer is better told so."""
 
 
 class Outage:
-    """Holds requests until the engine is back, each for `HOLD_S` at most; none once there is little hope.
+    """Holds requests until an engine is back, each for `HOLD_S` at most; none once there is little hope.
 
     Only the responder's thread calls it.
 
@@ -30,19 +33,28 @@ class Outage:
         self._held: deque[tuple[float, AddRequest]] = deque()
         self._has_hope = True
         self._timer: threading.Timer | None = None
-        self.session: Session | None = None
+        self._serving: set[Session] = set()
 
-    def begin(self) -> None:
-        """Note that the engine is gone."""
-        self.session = None
+    def engine_down(self, session: Session) -> None:
+        """Note that an engine is gone."""
+        self._serving.discard(session)
 
-    def end(self, session: Session) -> None:
+    def engine_up(self, session: Session) -> None:
         """Note that an engine serves."""
-        self.session = session
+        self._serving.add(session)
         self._has_hope = True
 
+    @property
+    def is_over(self) -> bool:
+        """Whether some engine serves."""
+        return bool(self._serving)
+
+    def serves(self, session: Session | None) -> bool:
+        """Whether this engine does."""
+        return session in self._serving
+
     def lose_hope(self) -> None:
-        """Note that the engine fails to start again and again."""
+        """Note that no engine serves, and one fails to start again and again."""
         self._has_hope = False
 
     def hold(self, message: AddRequest) -> None:
@@ -54,7 +66,7 @@ class Outage:
         self.close()
         now = time.monotonic()
         due = []
-        while self._held and (self.session or not self._has_hope or self._held[0][0] <= now):
+        while self._held and (self._serving or not self._has_hope or self._held[0][0] <= now):
             due.append(self._held.popleft()[1])
         if self._held:
             self._timer = threading.Timer(self._held[0][0] - now, self._on_due)
@@ -67,3 +79,19 @@ class Outage:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def with_time_left(message: AddRequest, arrival_s: float) -> AddRequest:
+    """Return a request that has waited here, with what is left of its time.
+
+    Raises
+    ------
+    RequestError
+        Nothing is left.
+    """
+    if message.timeout_s is None:
+        return message
+    left_s = message.timeout_s - (time.monotonic() - arrival_s)
+    if left_s <= 0:
+        raise RequestError("the request timed out while no engine served it", ErrorCode.TIMEOUT)
+    return msgspec.structs.replace(message, timeout_s=left_s)

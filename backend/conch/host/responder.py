@@ -7,11 +7,12 @@ import queue
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 
 from conch.api.errors import ErrorCode, RequestError
 from conch.api.steps import FinishReason, RequestOutput
 from conch.engine.protocol import AddRequest, CancelRequest, StepNews
-from conch.host.engine_client import Session, unavailable
+from conch.host.departures import Departures
 from conch.host.events import (
     Arrived,
     ClientGone,
@@ -27,9 +28,14 @@ from conch.host.events import (
 )
 from conch.host.live import LiveRequest, LiveTable
 from conch.host.metrics import Accounts
-from conch.host.outage import Outage
+from conch.host.outage import Outage, with_time_left
 from conch.host.pb import PbUtils
+from conch.host.replays import Replays
 from conch.host.responses import ResponseWriter, send_error
+from conch.host.session import Session, unavailable
+
+Place = Callable[[AddRequest], Session | None]
+"""Chooses an engine for a request; None while none serves."""
 
 _CLIENT_LEFT = RequestError("the request was cancelled", ErrorCode.CANCELLED)
 
@@ -38,18 +44,22 @@ class Responder:
     """Sends every response of every admitted request, the last one exactly once.
 
     Whatever happens to a request arrives here as an event, in order: its admission, the engine's news, the
-    client's leaving, the engine's death, the model's unloading. When it falls behind it merges the news that
+    client's leaving, an engine's death, the model's unloading. When it falls behind it merges the news that
     has queued up into one response for each request. All but the first and the last response of a stream hold
     `stream_interval` tokens or more.
     """
 
-    def __init__(self, pb_utils: PbUtils, accounts: Accounts, stream_interval: int) -> None:
+    def __init__(
+        self, pb_utils: PbUtils, accounts: Accounts, stream_interval: int, place: Place, replays: Replays
+    ) -> None:
         self._pb = pb_utils
         self._accounts = accounts
         self._stream_interval = stream_interval
         self._writer: ResponseWriter | None = None
         self._live = LiveTable()
-        self._departed: dict[int, int] = {}
+        self._place = place
+        self._replays = replays
+        self._departures = Departures()
         self._outage = Outage(lambda: self._events.put(HoldOver()))
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="conch-responder", daemon=True)
@@ -66,9 +76,9 @@ class Responder:
         """Set what builds responses, before the first request."""
         self._writer = writer
 
-    def admit(self, request: LiveRequest) -> None:
-        """Take a request in; must come before the engine hears of it."""
-        self._events.put(Arrived(request))
+    def admit(self, request: LiveRequest, message: AddRequest) -> None:
+        """Take a request in; must come before its engine hears of it."""
+        self._events.put(Arrived(request, message))
 
     def fail(self, request_id: int, error: RequestError) -> None:
         """End a request with an error."""
@@ -86,21 +96,9 @@ class Responder:
         """Take what one step of the engine brought."""
         self._events.put(news)
 
-    def engine_up(self, session: Session) -> None:
-        """Note that the engine serves."""
-        self._events.put(EngineUp(session))
-
-    def engine_down(self, error: RequestError) -> None:
-        """End all requests: the engine that served them is gone."""
-        self._events.put(EngineDown(error))
-
-    def engine_given_up(self) -> None:
-        """Note that requests had better not wait for the engine."""
-        self._events.put(EngineGivenUp())
-
-    def end_all(self, error: RequestError) -> None:
-        """End all requests."""
-        self._events.put(EndAll(error))
+    def tell(self, event: Event) -> None:
+        """Take what happened to the engines or to all requests."""
+        self._events.put(event)
 
     def close(self, error: RequestError, timeout_s: float) -> None:
         """End all requests and the thread."""
@@ -148,6 +146,7 @@ class Responder:
                 self._take_news(event, touched)
             case Arrived():
                 self._live.add(event.request)
+                self._replays.keep(event.message)
             case ClientGone():
                 self._give_up(event.request_id, _CLIENT_LEFT)
             case Failed():
@@ -156,7 +155,8 @@ class Responder:
                 for request_id in self._live.ids():
                     self._give_up(request_id, event.error)
             case Close():
-                self._end_all(event.error)
+                for request_id in self._live.ids():
+                    self._end_with(request_id, event.error)
                 self._outage.close()
                 self._live.close()
                 return False
@@ -165,49 +165,63 @@ class Responder:
         return True
 
     def _handle_outage(self, event: Event) -> None:
-        """Handle what concerns the engine's coming and going; nothing else comes here."""
+        """Handle what concerns the engines' coming and going; nothing else comes here."""
         match event:
             case EngineUp():
-                self._accounts.engine_up()
-                self._outage.end(event.session)
-                self._serve_held()
+                self._outage.engine_up(event.session)
             case EngineDown():
-                self._accounts.engine_down()
-                self._outage.begin()
-                self._departed.clear()
-                self._end_all(event.error)
+                self._outage.engine_down(event.session)
+                self._departures.forget(event.session)
+                self._end_or_replay(event)
             case EngineGivenUp():
                 self._outage.lose_hope()
-                self._serve_held()
-            case HoldOver():
-                self._serve_held()
             case Held():
                 self._live.add(event.request)
+                self._replays.keep(event.message)
                 self._outage.hold(event.message)
-                self._serve_held()
+        self._serve_held()
+
+    def _end_or_replay(self, down: EngineDown) -> None:
+        """End the requests of a dead engine, but for those that can begin again."""
+        for request_id in self._live.ids():
+            request = self._live.get(request_id)
+            if request is None or request.session is not down.session:
+                continue
+            message = self._replays.take(request_id)
+            if message is None:
+                self._end_with(request_id, down.error)
+            else:
+                request.begin_again()
+                self._outage.hold(message)
 
     def _serve_held(self) -> None:
-        """Send held requests to the engine that is back, or fail them when it has been away too long."""
-        session = self._outage.session
+        """Send held requests to an engine, or fail them when none has been there for too long."""
         for message in self._outage.take_due():
             request = self._live.get(message.request_id)
             if request is None:
                 continue  # its client has left
             try:
-                if session is None:
-                    raise unavailable("the engine is restarting")
-                request.session = session
-                session.send(message)
+                self._hand_on(request, message)
             except RequestError as error:
                 self._end_with(request.id, error)
 
+    def _hand_on(self, request: LiveRequest, message: AddRequest) -> None:
+        message = with_time_left(message, request.arrival_s)
+        session = self._place(message)
+        if session is not None:
+            request.session = session
+            session.send(message)
+        elif self._outage.is_over:
+            self._outage.hold(message)  # the last one has just gone, which is about to arrive as an event
+        else:
+            raise unavailable("the engine is restarting")
+
     def _take_news(self, news: StepNews, touched: dict[int, None]) -> None:
-        if news.stats is not None:
-            self._accounts.stats(news.stats)
         for output in news.outputs:
             request = self._live.get(output.request_id)
             if request is None:
-                self._settle(output)
+                if self._departures.settle(output) and output.usage is not None:
+                    self._accounts.usage(output.usage)
                 continue
             try:
                 self._take(request, output)
@@ -227,19 +241,6 @@ class Responder:
         if output.usage is not None:
             self._accounts.usage(output.usage)
 
-    def _settle(self, output: RequestOutput) -> None:
-        """Take the engine's last word on a request that has been answered already."""
-        left = self._departed.get(output.request_id)
-        if left is None:
-            return
-        if output.usage is not None:
-            self._accounts.usage(output.usage)
-            left -= 1
-        if left == 0 or output.failure is not None:
-            del self._departed[output.request_id]
-        else:
-            self._departed[output.request_id] = left
-
     def _respond(self, request: LiveRequest) -> None:
         """Send what is new, if it is worth a response."""
         assert self._writer is not None, "set before the first request"
@@ -247,12 +248,13 @@ class Responder:
             self._end_with(request.id, _CLIENT_LEFT)
         elif request.is_complete:
             self._live.pop(request.id)
-            self._note_departure(request)
+            self._part_with(request)
             reasons = {choice.finish_reason for choice in request.choices}
             reason = FinishReason.LENGTH if FinishReason.LENGTH in reasons else FinishReason.STOP
             self._accounts.succeeded(reason)
             self._guarded_send(request, final=True)
         elif request.stream and request.is_due(self._stream_interval):
+            self._replays.drop(request.id)
             self._guarded_send(request, final=False)
 
     def _guarded_send(self, request: LiveRequest, *, final: bool) -> None:
@@ -276,21 +278,21 @@ class Responder:
         request = self._live.pop(request_id)
         if request is None:
             return
-        self._note_departure(request)
+        self._part_with(request)
         self._accounts.failed(error.code)
         try:
             send_error(self._pb, request.sender, error)
         except Exception:
             traceback.print_exc(file=sys.stderr)
 
-    def _end_all(self, error: RequestError) -> None:
-        for request_id in self._live.ids():
-            self._end_with(request_id, error)
-
-    def _note_departure(self, request: LiveRequest) -> None:
-        is_served = request.session is not None and request.session is self._outage.session
-        if is_served and request.unconfirmed:
-            self._departed[request.id] = request.unconfirmed
+    def _part_with(self, request: LiveRequest) -> None:
+        """Close the books on a request that is answered."""
+        self._replays.drop(request.id)
+        session = request.session
+        if session is not None:
+            session.burden.release(len(request.choices))
+            if self._outage.serves(session):
+                self._departures.note(request.id, session, request.unconfirmed)
 
     def _tell_engine(self, request: LiveRequest, message: CancelRequest) -> None:
         if request.session is not None:

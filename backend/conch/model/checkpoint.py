@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from conch.api import CheckpointError, EngineConfig
-from conch.api.config import resolve_model_reference
+from conch.api.model_reference import resolve_model_reference
 from conch_kernels.cache import cached_folder, digest_of_file, digest_of_stats
 
 Progress = Callable[[str, float], None]

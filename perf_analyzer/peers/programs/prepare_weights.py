@@ -17,7 +17,8 @@ import torch
 from lines import serve
 from safetensors.torch import load_file, save_file
 
-from conch.api.config import EngineConfig, resolve_model_reference
+from conch.api.config import EngineConfig
+from conch.api.model_reference import resolve_model_reference
 from conch.model.checkpoint import resolve_checkpoint, weight_files
 
 

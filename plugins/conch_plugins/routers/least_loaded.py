@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from conch.api import ReplicaLoad
+from conch.api import ReplicaLoad, RoutedRequest
 
 
 class LeastLoadedRouter:
@@ -17,7 +17,7 @@ class LeastLoadedRouter:
     def __init__(self) -> None:
         self._next = 0
 
-    def place(self, token_ids: Sequence[int], loads: Sequence[ReplicaLoad]) -> int:
+    def place(self, request: RoutedRequest, loads: Sequence[ReplicaLoad]) -> int:
         """Return the index of the least load, the first such from the last choice on."""
         count = len(loads)
         order = [(self._next + offset) % count for offset in range(count)]

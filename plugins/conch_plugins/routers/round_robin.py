@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from conch.api import ReplicaLoad
+from conch.api import ReplicaLoad, RoutedRequest
 
 
 class RoundRobinRouter:
@@ -13,7 +13,7 @@ class RoundRobinRouter:
     def __init__(self) -> None:
         self._next = 0
 
-    def place(self, token_ids: Sequence[int], loads: Sequence[ReplicaLoad]) -> int:
+    def place(self, request: RoutedRequest, loads: Sequence[ReplicaLoad]) -> int:
         """Return the next index."""
         place = self._next % len(loads)
         self._next = place + 1

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 import conch
-from conch.api.config import load_config, parse_config, resolve_model_reference
+from conch.api.config import load_config, parse_config
 from conch.api.errors import ConfigError, RequestError
+from conch.api.model_reference import resolve_model_reference
 from conch.cli import checks, doctor
 from conch.cli.common import DEMO_MODEL, default_name, model_reference
 from conch.cli.generate import sampling_from

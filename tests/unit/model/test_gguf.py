@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from conch.api import CheckpointError, ConfigError, SamplingParams
-from conch.api.config import resolve_model_reference
+from conch.api.model_reference import resolve_model_reference
 from conch.model import gguf as converter
 from conch.model.checkpoint import resolve_checkpoint
 from conch.model.gguf import eos_token_ids, open_gguf

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from conch.api import CheckpointError, ConfigError
-from conch.api.config import resolve_model_reference
+from conch.api.model_reference import resolve_model_reference
 from conch.model import gguf as converter
 from conch.model.gguf_file import GgufFile
 from conch.model.gguf_weights import GROUPED_KINDS, GgufWeights

@@ -18,7 +18,7 @@ NAMES = {
     "conch_attention_kernels": {"cpu", "torch"},
     "conch_drafters": {"none"},
     "conch_parallelisms": {"single"},
-    "conch_routers": {"least_loaded", "round_robin"},
+    "conch_routers": {"least_loaded", "round_robin", "prefix_affinity"},
     "conch_kv_connectors": {"none"},
 }
 

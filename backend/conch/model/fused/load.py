@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from conch.api import CheckpointError, ConfigError, EngineConfig
-from conch.api.config import resolve_model_reference
+from conch.api.model_reference import resolve_model_reference
 from conch.model.checkpoint import weight_files
 from conch.model.describe import Description
 from conch.model.fused.assemble import Assembler
