@@ -1,7 +1,7 @@
 # make serve    start Triton with the demo model (HTTP_PORT= GRPC_PORT= METRICS_PORT= ARGS="--set key=value ...")
 # make test     tests for any machine (ARGS= goes to pytest)
 # make check    lint, format, types, import rules; never rewrites
-# make fix      what can be rewritten of it
+# make fix      what can be rewritten of it, and README's table of combinations
 # make bench    `make bench-serving`; `make bench-NAME` for peers, scheduling, matmul, attention, engine-overhead,
 #               perplexity, soak and genai_perf (ARGS= goes to the script)
 # make clean    remove the environment and caches
@@ -41,6 +41,7 @@ check: $(STAMP)
 fix: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	cd tests && $(abspath $(BIN))/python -m support.combination_table
 
 bench: bench-serving
 
