@@ -72,8 +72,14 @@ def conch_attention_kernels() -> Mapping[str, Callable[[BuildContext], Attention
 
 @hookimpl
 def conch_drafters() -> Mapping[str, Callable[[BuildContext], Drafter]]:
-    """`ngram`, `suffix`: what followed the last tokens before; `draft_model`: a smaller model; `none`."""
-    return {"none": _no_drafter, "ngram": _ngram, "suffix": _suffix, "draft_model": _draft_model}
+    """`ngram`, `suffix`: what followed before; `draft_model`: a smaller model; `eagle`: a head; `none`."""
+    return {
+        "none": _no_drafter,
+        "ngram": _ngram,
+        "suffix": _suffix,
+        "draft_model": _draft_model,
+        "eagle": _eagle,
+    }
 
 
 @hookimpl
@@ -187,6 +193,12 @@ def _draft_model(context: BuildContext) -> Drafter:
     from conch_plugins.drafters.draft_model import ModelDrafter
 
     return ModelDrafter(context.draft_model_factory())
+
+
+def _eagle(context: BuildContext) -> Drafter:
+    from conch_plugins.drafters.eagle import EagleDrafter
+
+    return EagleDrafter(context.draft_head_factory())
 
 
 def _speculative(context: BuildContext) -> SpeculativeConfig:

@@ -10,6 +10,7 @@ import pytest
 
 from conch.api import EngineConfig, SamplingParams, SpeculativeConfig
 from conch.engine.local import LocalEngine
+from support.eagle import eagle3_config, eagle3_tensors, write_head
 from support.oracle import Oracle, Same
 from support.tiny import tiny_checkpoint
 from support.traffic import mixed_prompts, staggered
@@ -22,12 +23,14 @@ def target() -> str:
 def drafters() -> dict[str, SpeculativeConfig]:
     """Return every drafter, those of extremes among them; none backs off."""
     random_model = str(tiny_checkpoint("llama", seed=9, num_hidden_layers=1))
+    head = str(write_head(eagle3_tensors(), eagle3_config()))
     return {
         "ngram": SpeculativeConfig(method="ngram", prompt_lookup_min=1, prompt_lookup_max=4, backoff=False),
         "suffix": SpeculativeConfig(method="suffix", backoff=False),
         "itself": SpeculativeConfig(model=target(), num_speculative_tokens=4, backoff=False),
         "random": SpeculativeConfig(model=random_model, num_speculative_tokens=3, backoff=False),
         "short": SpeculativeConfig(model=target(), max_model_len=64, num_speculative_tokens=8, backoff=False),
+        "eagle": SpeculativeConfig(method="eagle", model=head, num_speculative_tokens=3, backoff=False),
     }
 
 
@@ -77,8 +80,8 @@ def test_greedy_answers_are_right(drafter, kernel, at_once, changes):
     share = stats.drafts_accepted / stats.drafts_proposed
     if drafter in ("itself", "short"):
         assert share > 0.98, "the target does not agree with itself"
-    if drafter == "random":
-        assert share < 0.05, "a random model can not know"
+    if drafter in ("random", "eagle"):
+        assert share < 0.05, "what is random can not know"
     assert at_once == 1 or stats.preemptions > 0, "the pool was never short"
     assert "enable_prefix_caching" in changes or stats.prefix_hits > 0
     assert stats.kv_blocks_used == 0
@@ -136,7 +139,7 @@ def test_settings_keep_their_meaning_in_any_company(drafter):
                 if not draws or SETTINGS[index].is_greedy:
                     check_same(answer, solo_answers()[index])
                 check_bounds(answer, SETTINGS[index])
-        assert engine.stats().drafts_accepted > 0 or drafter == "random"
+        assert engine.stats().drafts_accepted > 0 or drafter in ("random", "eagle")
 
 
 def check_same(answer, expected):
@@ -229,7 +232,7 @@ def test_a_useless_drafter_is_given_up():
     assert 0 < proposed[True] < proposed[False] / 5
 
 
-@pytest.mark.parametrize("drafter", ["ngram", "itself", "random"])
+@pytest.mark.parametrize("drafter", ["ngram", "itself", "random", "eagle"])
 @pytest.mark.parametrize("count", [1, 3, 8])
 def test_state_is_each_requests_own(drafter, count):
     """Greedy and sampled requests join at random steps: nobody gets anything of another's."""

@@ -9,6 +9,7 @@ import pytest
 from conch.api import EngineConfig, SamplingParams, SpeculativeConfig
 from conch.engine.local import LocalEngine
 from support.distributions import check_fit, joint
+from support.eagle import eagle3_config, eagle3_tensors, write_head
 from support.oracle import Oracle
 from support.tiny import tiny_checkpoint
 
@@ -29,7 +30,17 @@ def model(**changes):
     return tiny_checkpoint("llama", vocab_size=VOCAB, **changes)
 
 
-DRAFTERS = {"alike": {"seed": 0, "num_hidden_layers": 1}, "unlike": {"seed": 7}}
+MODELS = {"alike": {"seed": 0, "num_hidden_layers": 1}, "unlike": {"seed": 7}}
+DRAFTERS = (*MODELS, "eagle")
+
+
+def drafting(drafter: str) -> SpeculativeConfig:
+    """Return a draft model, or a random head that can draft two thirds of the vocabulary."""
+    common = {"num_speculative_tokens": 3, "backoff": False}
+    if drafter != "eagle":
+        return SpeculativeConfig(model=str(model(**MODELS[drafter])), **common)
+    head = write_head(eagle3_tensors(vocab=VOCAB, drafted=16), eagle3_config())
+    return SpeculativeConfig(method="eagle", model=str(head), **common)
 
 
 @cache
@@ -60,10 +71,7 @@ def sample(speculative: SpeculativeConfig | None, changes: dict) -> tuple[list[t
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_tokens_keep_their_law(setting, drafter):
     changes = SETTINGS[setting]
-    settings = SpeculativeConfig(
-        model=str(model(**DRAFTERS[drafter])), num_speculative_tokens=3, backoff=False
-    )
-    samples, stats = sample(settings, changes)
+    samples, stats = sample(drafting(drafter), changes)
     exact = joint(oracle(), PROMPT, SamplingParams(temperature=2.0, **changes), 3)
     check_fit([tokens[:2] for tokens in samples], exact.sum(2))
     check_fit([tokens[1:3] for tokens in samples], exact.sum(0))

@@ -3,7 +3,7 @@
 from conch.api.batch import AttentionLayer, StepBatch
 from conch.api.config import EngineConfig
 from conch.api.context import BuildContext
-from conch.api.drafting import DraftContext, DraftModel, Span
+from conch.api.drafting import DraftContext, DraftHead, DraftModel, Span
 from conch.api.errors import (
     CheckpointError,
     ConchError,
@@ -63,6 +63,7 @@ __all__ = [
     "ConchError",
     "ConfigError",
     "DraftContext",
+    "DraftHead",
     "DraftModel",
     "Drafter",
     "EmptyLine",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from conch.api.config import EngineConfig
-from conch.api.drafting import DraftModel
+from conch.api.drafting import DraftHead, DraftModel
 from conch.api.errors import PluginError
 from conch.api.model_spec import ModelSpec
 from conch.api.parking import NoParking, Parking
@@ -40,6 +40,7 @@ class BuildContext:
     model: ModelSpec
     _worker_factory: Callable[[], Worker] | None = None
     _draft_model_factory: Callable[[], DraftModel] | None = None
+    _draft_head_factory: Callable[[], DraftHead] | None = None
     _num_blocks: int | None = None
     _prefix_cache: PrefixCache | None = None
     _kv_manager: KVManager | None = None
@@ -55,6 +56,11 @@ class BuildContext:
     def draft_model_factory(self) -> Callable[[], DraftModel]:
         """Loads `speculative_config.model` beside the target, once; for drafters."""
         return _built(self._draft_model_factory, "draft_model_factory")
+
+    @property
+    def draft_head_factory(self) -> Callable[[], DraftHead]:
+        """Loads `speculative_config.model` as a head on the target's hidden states, once; for drafters."""
+        return _built(self._draft_head_factory, "draft_head_factory")
 
     @property
     def num_blocks(self) -> int:
@@ -82,6 +88,10 @@ class BuildContext:
     def with_draft_model_factory(self, factory: Callable[[], DraftModel]) -> BuildContext:
         """Return a copy that can load a draft model."""
         return dataclasses.replace(self, _draft_model_factory=factory)
+
+    def with_draft_head_factory(self, factory: Callable[[], DraftHead]) -> BuildContext:
+        """Return a copy that can load a head on the target's hidden states."""
+        return dataclasses.replace(self, _draft_head_factory=factory)
 
     def with_num_blocks(self, num_blocks: int) -> BuildContext:
         """Return a copy that knows the size of the KV pool."""

@@ -83,3 +83,22 @@ class DraftModel(Protocol):
         Greedy requests get the likeliest token. For others the worker remembers the distribution: a draft
         that is returned from `propose` is verified against exactly what it was drawn from.
         """
+
+
+class DraftHead(Protocol):
+    """A head on the target's hidden states, for drafters; the worker owns it.
+
+    Slot i of its KV lies where the target's KV of token i does. It is made of the target's states at token i,
+    which are there only in the step that computes them, and of token i + 1. So a call computes what the spans
+    of a step say; further calls in the same step go on with a slot for each request that sampled, made of
+    what the head itself has put out and of the draft that was drawn.
+    """
+
+    def logits(self, rows: Sequence[Row]) -> torch.Tensor:
+        """Compute slots of rows; returns the logits of the last of those that sample: float32 [L, V].
+
+        Tokens that the head cannot draft have -inf.
+        """
+
+    def draw(self, request_ids: Sequence[int], logits: torch.Tensor) -> list[int | None]:
+        """Draw the next draft of each request; see `DraftModel.draw`."""

@@ -9,6 +9,7 @@ import msgspec
 from conch.api.errors import ConfigError
 
 DRAFT_MODEL = "draft_model"
+EAGLE = "eagle"
 SUFFIX = "suffix"
 MAX_SPECULATIVE_TOKENS = 64
 _DEFAULT_SPECULATIVE_TOKENS = 5
@@ -21,10 +22,11 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     Attributes
     ----------
     method
-        Name of a drafter: ``ngram``, ``suffix``, ``draft_model``, or that of a plugin. None is
+        Name of a drafter: ``ngram``, ``suffix``, ``draft_model``, ``eagle``, or that of a plugin. None is
         ``draft_model`` where a `model` is given.
     model
         Checkpoint of the draft model, found as the engine's own `model` is; its vocabulary is the target's.
+        For ``eagle`` the folder of a head made for the target: EAGLE-1, EAGLE-2 or EAGLE-3, in safetensors.
     quantization
         Of the draft model's weights; as the engine's key of that name.
     max_model_len
@@ -67,8 +69,13 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         """Refuse what does not fit, naming the key."""
         if self.method is None and self.model is None:
             raise ConfigError("speculative_config needs a method (or a model, to draft with it)")
-        if self.name == DRAFT_MODEL and self.model is None:
-            raise ConfigError(f"speculative_config: method {DRAFT_MODEL!r} needs a model")
+        if self.name in (DRAFT_MODEL, EAGLE) and self.model is None:
+            raise ConfigError(f"speculative_config: method {self.name!r} needs a model")
+        if self.name == EAGLE and (self.quantization or self.max_model_len):
+            key = "quantization" if self.quantization else "max_model_len"
+            raise ConfigError(
+                f"speculative_config.{key} is not for method {EAGLE!r}: a head has none of its own"
+            )
         for key in _AT_LEAST_1:
             value = getattr(self, key)
             if value is not None and value < 1:

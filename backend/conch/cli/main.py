@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import conch
 from conch.api.errors import ConchError
-from conch.cli import doctor, generate, plugins, repository, serve
+from conch.cli import doctor, generate, plugins, repository, serve, train_eagle
 
-_COMMANDS = (serve, generate, plugins, repository, doctor)
+_COMMANDS = (serve, generate, plugins, repository, train_eagle, doctor)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -11,7 +11,6 @@ import msgspec
 
 from conch.api.config import EngineConfig
 from conch.api.context import BuildContext
-from conch.api.drafting import DraftModel
 from conch.api.errors import PluginError
 from conch.api.model_spec import AttentionSpec, ModelSpec
 from conch.api.parking import make_parking
@@ -22,7 +21,7 @@ from conch.engine.admission import Limits
 from conch.engine.catalogue import Catalogue
 from conch.engine.core import Engine, Parts
 from conch.engine.protocol import EngineReady
-from conch.worker import LocalWorker, Prepared, WorkerPlugins, prepare
+from conch.worker import DraftLoaders, LocalWorker, Prepared, WorkerPlugins, prepare
 
 ProgressCallback = Callable[[str, float], None]
 
@@ -77,8 +76,8 @@ def _build_parts(
         kernel: AttentionKernel = catalogue.build("attention_kernel", config.attention_kernel, own)
         return kernel
 
-    def build_drafter(load: Callable[[], DraftModel]) -> Drafter:
-        own = context.with_draft_model_factory(load)
+    def build_drafter(load: DraftLoaders) -> Drafter:
+        own = context.with_draft_model_factory(load.model).with_draft_head_factory(load.head)
         drafter: Drafter = catalogue.build("drafter", config.drafter, own)
         return drafter
 

@@ -71,6 +71,16 @@ class PagedStep:
     ) -> torch.Tensor:
         """Write key and value to the layer's pool and attend."""
         index: int = module.layer_idx  # type: ignore[assignment]
+        return self.attend_layer(index, (query, key, value), constants)
+
+    def attend_layer(
+        self,
+        index: int,
+        heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        constants: Mapping[str, Any],
+    ) -> torch.Tensor:
+        """Attend in a layer by its number: query, key and value."""
+        query, key, value = heads
         scale = constants.get("scaling")
         layer = AttentionLayer(
             index,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+import torch
 
 from conch.api import StepBatch
 from conch.model.attention import STEP_KEYWORD, Step
 from conch.model.logits import Logits
+from conch.model.states import KeptStates
 
 
 class CausalModel:
@@ -35,3 +39,20 @@ class CausalModel:
             **{STEP_KEYWORD: step},
         )
         return Logits.of(output.logits[0].float())
+
+    def keep_states(self, layers: Sequence[int]) -> KeptStates:
+        """Keep what goes into layers from now on."""
+        states = KeptStates(layers)
+        model = self.module.get_decoder()
+        parts = [*model.layers, model.norm]
+        seen: list[torch.Tensor] = []
+
+        def note(_: object, args: tuple[torch.Tensor, ...], kwargs: dict[str, torch.Tensor]) -> None:
+            seen.append((args[0] if args else kwargs["hidden_states"])[0])
+            if len(seen) == len(states.layers):
+                states.values = torch.stack(seen, dim=1)
+                seen.clear()
+
+        for index in layers:
+            parts[index].register_forward_pre_hook(note, with_kwargs=True)
+        return states

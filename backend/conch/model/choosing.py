@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from conch.api import AttentionKernel, ConfigError, EngineConfig, StepBatch
@@ -12,6 +12,7 @@ from conch.model.causal_model import CausalModel
 from conch.model.describe import Description
 from conch.model.loading import load_module
 from conch.model.logits import Logits
+from conch.model.states import KeptStates
 
 Progress = Callable[[str, float], None]
 
@@ -23,6 +24,9 @@ class Model(Protocol):
 
     def logits(self, batch: StepBatch, step: PagedStep) -> Logits:
         """Run the step and return the logits of its `logit_rows`."""
+
+    def keep_states(self, layers: Sequence[int]) -> KeptStates:
+        """Keep what goes into layers from now on; asked once, by whoever drafts from it."""
 
 
 def load_model(

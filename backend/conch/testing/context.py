@@ -6,6 +6,7 @@ from typing import Any
 
 from conch.api import AttentionSpec, BuildContext, EngineConfig, ModelSpec
 from conch.api.parking import make_parking
+from conch.testing.draft_head import CountingDraftHead
 from conch.testing.draft_model import CountingDraftModel
 from conch_plugins.kv_managers.paged import PagedKVManager
 from conch_plugins.prefix_caches.hash import HashPrefixCache
@@ -46,8 +47,8 @@ def make_context(
 
     Returns
     -------
-    A context that has a draft model that counts, a prefix cache (where `enable_prefix_caching` is true) and a
-    KV manager.
+    A context that has a draft model and a head that count, a prefix cache (where `enable_prefix_caching` is
+    true) and a KV manager.
     """
     defaults = {"model": "none", "max_num_seqs": 8, "max_num_batched_tokens": 32, "max_model_len": 256}
     config = EngineConfig(**{**defaults, "block_size": attention.block_size, **settings})
@@ -60,4 +61,5 @@ def make_context(
     context = BuildContext(config, model).with_num_blocks(num_blocks)
     context = context.with_parking(make_parking(config, config.swap_space_bytes))
     context = context.with_draft_model_factory(lambda: CountingDraftModel(VOCAB_SIZE))
+    context = context.with_draft_head_factory(lambda: CountingDraftHead(VOCAB_SIZE))
     return context.with_prefix_cache(cache).with_kv_manager(manager)

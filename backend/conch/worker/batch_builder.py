@@ -54,10 +54,13 @@ class BatchBuilder:
         S.
     device
         Where the tensors go.
+    ahead
+        `input_ids` are those of tokens so many places after their positions.
     """
 
-    def __init__(self, table: RowTable, block_size: int, device: torch.device) -> None:
+    def __init__(self, table: RowTable, block_size: int, device: torch.device, ahead: int = 0) -> None:
         self._table = table
+        self._ahead = ahead
         self._block_size = block_size
         self._device = device
         self._is_here = device.type == "cpu"
@@ -100,7 +103,7 @@ class BatchBuilder:
         table, size = self._table, self._block_size
         blocks = table.block_tables[token_rows, positions // size].astype(np.int64)
         return StepBatch(
-            input_ids=self._tensor(table.token_ids[token_rows, positions].astype(np.int64)),
+            input_ids=self._tensor(table.token_ids[token_rows, positions + self._ahead].astype(np.int64)),
             positions=self._tensor(positions),
             cu_query=cut.cu_query,
             seq_lens=cut.seq_lens,

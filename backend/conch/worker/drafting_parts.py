@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from conch.api import AttentionKernel, Drafter, DraftModel, ModelSpec
+from conch.api import AttentionKernel, Drafter, DraftHead, DraftModel, ModelSpec
+from conch.model.choosing import Model
 from conch.worker.draft_control import BackOff, DraftControl, Schedule
 from conch.worker.draft_draws import DraftDraws
 from conch.worker.prepare import Prepared
@@ -15,8 +16,25 @@ from conch.worker.row_table import RowTable
 from conch.worker.sampler import Sampler
 from conch.worker.second_model import SecondModel, prepare_draft_model
 from conch.worker.speculation import Drafting, NoDrafting, Speculation
+from conch.worker.state_head import StateHead
 
 Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLoaders:
+    """What loads models for a drafter.
+
+    Attributes
+    ----------
+    model
+        Loads `speculative_config.model` beside the target.
+    head
+        Loads it as a head on the target's hidden states.
+    """
+
+    model: Callable[[], DraftModel]
+    head: Callable[[], DraftHead]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +46,11 @@ class WorkerPlugins:
     kernel
         Builds the attention kernel for a model.
     drafter
-        Builds the drafter; is given what loads a draft model for it.
+        Builds the drafter; is given what loads models for it.
     """
 
     kernel: Callable[[ModelSpec], AttentionKernel]
-    drafter: Callable[[Callable[[], DraftModel]], Drafter]
+    drafter: Callable[[DraftLoaders], Drafter]
 
 
 class DraftingParts:
@@ -40,7 +58,7 @@ class DraftingParts:
 
     Parameters
     ----------
-    prepared
+    prepared, model
         The target.
     plugins
         Builders.
@@ -53,6 +71,7 @@ class DraftingParts:
     def __init__(
         self,
         prepared: Prepared,
+        model: Model,
         plugins: WorkerPlugins,
         table: RowTable,
         sampler: Sampler,
@@ -60,10 +79,10 @@ class DraftingParts:
     ) -> None:
         self._settings = prepared.config.speculative_config
         self._prepared, self._plugins, self._progress = prepared, plugins, progress
-        self._table = table
+        self._table, self._target = table, model
         self._draws = DraftDraws(table, sampler)
-        self._models: list[SecondModel] = []
-        self._drafter = plugins.drafter(self._load) if self._settings else None
+        self._models: list[SecondModel | StateHead] = []
+        self._drafter = plugins.drafter(DraftLoaders(self._load, self._load_head)) if self._settings else None
 
     @property
     def block_bytes(self) -> int:
@@ -97,3 +116,8 @@ class DraftingParts:
         model = SecondModel(prepared, kernel, self._table, self._draws, self._prepared, self._progress)
         self._models.append(model)
         return model
+
+    def _load_head(self) -> DraftHead:
+        head = StateHead(self._prepared, self._target, self._plugins.kernel, self._table, self._draws)
+        self._models.append(head)
+        return head

@@ -73,7 +73,7 @@ class LocalWorker:
         self._table = RowTable(config.max_num_seqs, spec.max_model_len + 1, width)
         self._builder = BatchBuilder(self._table, config.block_size, self._device)
         self._sampler = Sampler(self._table, spec.eos_token_ids)
-        self._drafts = DraftingParts(prepared, plugins, self._table, self._sampler, progress)
+        self._drafts = DraftingParts(prepared, self._model, plugins, self._table, self._sampler, progress)
         self._drafting: Drafting = NoDrafting()
         progress("warming up", 0.0)
         self._pools = allocate_pools(spec, kernel, self._size_pool())

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import torch
 
-from conch.api import AttentionKernel, ConfigError, EngineConfig, ModelSpec, PluginError, Row
+from conch.api import AttentionKernel, ConfigError, EngineConfig, ModelSpec, PluginError, Row, Span
 from conch.model.attention import PagedStep
 from conch.model.choosing import load_model
 from conch.worker.batch_builder import BatchBuilder
@@ -15,6 +15,7 @@ from conch.worker.draft_draws import DraftDraws
 from conch.worker.pool import allocate_pools, block_bytes
 from conch.worker.prepare import Prepared, prepare
 from conch.worker.row_table import RowTable
+from conch.worker.scratch import ScratchBlocks
 
 Progress = Callable[[str, float], None]
 
@@ -57,9 +58,6 @@ def prepare_draft_model(config: EngineConfig, target: ModelSpec, progress: Progr
 class SecondModel:
     """`conch.api.DraftModel`, over the worker's own row table.
 
-    While a batch is built, scratch blocks stand in the entries after a row's own blocks. The target never
-    sees them: its pool does not have them.
-
     Parameters
     ----------
     prepared
@@ -94,16 +92,13 @@ class SecondModel:
         if reasons:
             raise PluginError(f"attention kernel for the draft model: {'; '.join(reasons)}")
         self._config, self._spec, self._kernel = config, prepared.spec, kernel
-        self._table, self._draws = table, draws
-        self._block_size = config.block_size
+        self._draws = draws
         self._builder = BatchBuilder(table, config.block_size, torch.device(prepared.spec.attention.device))
         self._max_model_len = min(prepared.spec.max_model_len, target.spec.max_model_len)
         self._reach = target.spec.attention.reach
-        self._scratch_each = -(-settings.num_tokens // config.block_size)
+        self._scratch = ScratchBlocks(table, config.block_size, config.max_num_seqs, settings.num_tokens)
         self._model = load_model(prepared.description, config, kernel, progress)
         self._pools: list[torch.Tensor] = []
-        self._scratch: dict[int, int] = {}
-        self._scratch_from = 0
 
     @property
     def max_model_len(self) -> int:
@@ -123,24 +118,25 @@ class SecondModel:
     @property
     def num_scratch_blocks(self) -> int:
         """Blocks besides those of the pool, for drafts that are ahead of their request's blocks."""
-        return self._config.max_num_seqs * self._scratch_each
+        return self._scratch.count
 
     def allocate(self, num_blocks: int) -> list[torch.Tensor]:
         """Allocate the KV pool, the scratch blocks last; returns it, for whole blocks to be moved in."""
-        self._scratch_from = num_blocks
+        self._scratch.put_after(num_blocks)
         self._pools = allocate_pools(self._spec, self._kernel, num_blocks + self.num_scratch_blocks)
         return self._pools
 
-    def begin(self) -> None:
-        """Begin the drafting of a step: scratch blocks are free again."""
-        self._scratch.clear()
+    def begin(self, rows: Sequence[Row]) -> None:
+        """Begin the drafting of a step: the target has just computed `rows`."""
+        self._scratch.begin()
+
+    def keep_up(self, spans: Sequence[Span]) -> None:
+        """Have nothing to do after a step without drafts: what is missing is computed when it is needed."""
 
     def logits(self, rows: Sequence[Row]) -> torch.Tensor:
         """Compute rows and their KV; returns the logits of those that sample: float32 [L, V]."""
-        lent = [self._lend(row) for row in rows]
-        batch, _ = self._builder.build(rows)
-        for at, count in lent:
-            self._table.set_scratch(at, [0] * count)
+        with self._scratch.lent(rows):
+            batch, _ = self._builder.build(rows)
         step = PagedStep(self._kernel, self._kernel.plan(batch), self._pools)
         return self._model.logits(batch, step).values
 
@@ -156,16 +152,3 @@ class SecondModel:
         """Free the device."""
         self._pools = []
         del self._model
-
-    def _lend(self, row: Row) -> tuple[int, int]:
-        """Put scratch blocks where the row has none of its own; returns where, and how many."""
-        at = self._table.row_of(row.request_id)
-        held = self._table.num_blocks[at]
-        count = max(0, -(-(row.start + row.count) // self._block_size) - held)
-        if count:
-            place = self._scratch.setdefault(row.request_id, len(self._scratch))
-            assert place < self._config.max_num_seqs, "more requests draft than may run"
-            assert count <= self._scratch_each, "drafts further ahead than was agreed"
-            first = self._scratch_from + place * self._scratch_each
-            self._table.set_scratch(at, range(first, first + count))
-        return at, count

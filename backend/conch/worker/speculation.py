@@ -11,7 +11,6 @@ from conch.worker.draft_control import DraftControl
 from conch.worker.draft_draws import DraftDraws
 from conch.worker.row_table import RowTable, TokenViews
 from conch.worker.sampler import NO_DRAWN_DRAFTS
-from conch.worker.second_model import SecondModel
 from conch.worker.verification import DrawnDraft
 
 
@@ -26,6 +25,16 @@ class Drafting(Protocol):
 
     def forget(self, request_ids: Sequence[int]) -> None:
         """Drop what is kept for requests that ended."""
+
+
+class SecondKv(Protocol):
+    """A model beside the target, with KV of its own."""
+
+    def begin(self, rows: Sequence[Row]) -> None:
+        """Begin the drafting of a step: the target has just computed `rows`."""
+
+    def keep_up(self, spans: Sequence[Span]) -> None:
+        """Take in what a step has computed after which nothing is drafted."""
 
 
 class NoDrafting:
@@ -57,7 +66,7 @@ class Speculation:
     table
         What is known of the requests.
     models
-        Draft models that it may use.
+        What it may draft with.
     """
 
     def __init__(
@@ -66,7 +75,7 @@ class Speculation:
         control: DraftControl,
         draws: DraftDraws,
         table: RowTable,
-        models: Sequence[SecondModel],
+        models: Sequence[SecondKv],
     ) -> None:
         self._drafter, self._control = drafter, control
         self._draws, self._table, self._models = draws, table, models
@@ -84,10 +93,12 @@ class Speculation:
         ids = [results[index].request_id for index in sampled]
         self._draws.forget(ids)
         rooms = self._control.rooms(ids, [self._room(request_id) for request_id in ids])
-        if not any(rooms) and ids:
-            return StepResult(tuple(results))
         for model in self._models:
-            model.begin()
+            model.begin(rows)
+        if not any(rooms) and ids:
+            for model in self._models:
+                model.keep_up(self._spans(rows, results))
+            return StepResult(tuple(results))
         where = [self._table.row_of(request_id) for request_id in ids]
         context = DraftContext(ids, TokenViews(self._table, where), rooms, self._spans(rows, results))
         proposed = self._drafter.propose(context)

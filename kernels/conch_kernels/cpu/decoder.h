@@ -91,7 +91,7 @@ class Decoder {
         const std::vector<int32_t> cu_wanted = wanted_queries(step);
         Rows wanted = step.rows;
         wanted.cu_query = cu_wanted.data();
-        plan(ending, layers_.back().window, wanted);
+        plan(ending, layers_.back().window, ends_with_states(step) ? step.rows : wanted);
         team.run([&](int member) { go(team, step, plans, ending, member); });
         for (int row = 0; row < step.num_logit_rows; row++) {
             step.likeliest[row] = {-INFINITY, 0};
@@ -131,11 +131,12 @@ class Decoder {
         for (int index = 0; index < spec_.num_layers; index++) {
             const Layer& layer = layers_[index];
             const Pool pool = pool_of(step, index);
-            product(team, settle(team, rows, *owed, layer.attention_in, own), layer.qkv, own.later,
-                    keep(layer.qkv, space_.qkv.data()));
+            const Left<E> normed = settle(team, rows, *owed, layer.attention_in, own);
+            if (step.states) keep_states(team, step, index, member);
+            product(team, normed, layer.qkv, own.later, keep(layer.qkv, space_.qkv.data()));
             place(team, step.rows, layer, pool);
             const bool last = index + 1 == spec_.num_layers;
-            if (last && !(rows = gather(team, step))) return;
+            if (last && !ends_with_states(step) && !(rows = gather(team, step))) return;
             const Heads<E> query{space_.query.data(), wide, spec_.head_size};
             kv_.attend(team, (last ? ending : plans).at(layer.window), layer.attention, pool, query,
                        space_.attended.data(), own.attention);
@@ -150,6 +151,13 @@ class Decoder {
             product(team, Left<E>{space_.inner.data(), spec_.inner, rows}, layer.down, own.later,
                     add(layer.down, layer.mlp_out));
             owed = &layer.mlp_out;
+        }
+        if (ends_with_states(step)) {
+            settle(team, rows, *owed, spec_.final, own);
+            owed = &none;
+            keep_states(team, step, spec_.num_layers, member);
+            team.barrier();
+            if (!(rows = gather(team, step))) return;
         }
         own.seen.begin(rows);
         product(team, settle(team, rows, *owed, spec_.final, own), spec_.head, own.later,
@@ -251,6 +259,22 @@ class Decoder {
                 }
             });
         return rows;
+    }
+
+    // Whether somebody asks for what comes out of the last layer, of tokens without logits too.
+    bool ends_with_states(const Step& step) const {
+        return step.states && step.state_layers[step.num_states - 1] == spec_.num_layers;
+    }
+
+    // Copies the stream as it goes into a layer, where that is asked for. Nobody changes it before the next meeting.
+    void keep_states(const Team& team, const Step& step, int layer, int member) {
+        const ptrdiff_t hidden = spec_.hidden, wide = hidden * step.num_states;
+        for (int place = 0; place < step.num_states; place++) {
+            if (step.state_layers[place] != layer) continue;
+            for (int token = member; token < step.rows.tokens; token += team.size())
+                std::copy_n(space_.stream.data() + token * hidden, hidden,
+                            step.states + token * wide + place * hidden);
+        }
     }
 
     template <class T>

@@ -46,8 +46,10 @@ struct Step {
     float* logits;              // [L, vocabulary]
     Likeliest* likeliest;       // [L]
     int64_t pool_half;          // bytes from a pool's keys to its values
+    float* states;              // [T, A, hidden], the stream as it goes into A layers; null where nobody asks
+    const int32_t* state_layers;  // [A], rising; one past the last layer is what comes out of that
     int32_t num_logit_rows;
-    int32_t reserved;
+    int32_t num_states;         // A
 };
 
 }  // namespace conch

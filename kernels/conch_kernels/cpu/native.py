@@ -89,8 +89,10 @@ class Step(ctypes.Structure):
         ("logits", _PTR),
         ("likeliest", _PTR),
         ("pool_half", _I64),
+        ("states", _PTR),
+        ("state_layers", _PTR),
         ("num_logit_rows", _I32),
-        ("reserved", _I32),
+        ("num_states", _I32),
     )
 
 
@@ -126,6 +128,7 @@ class NativeDecoder:
         self._kept = tuple(kept)
         self._element = spec.element
         self._vocabulary = spec.head.columns
+        self.hidden = int(spec.hidden)
         self._logits = torch.empty(0, self._vocabulary)
         self._handle = _PTR(self._native.conch_decoder_new(ctypes.byref(spec)))
 

@@ -10,6 +10,7 @@ import torch
 from conch.api import StepBatch
 from conch.model.attention import PagedStep
 from conch.model.logits import Logits
+from conch.model.states import KeptStates
 from conch_kernels.cpu.library import prefer_large_pages
 from conch_kernels.cpu.native import NativeDecoder, Step
 from conch_kernels.cpu_attention import NativePlan
@@ -28,6 +29,8 @@ class FusedDecoder:
         self._native = native
         self._pools: Sequence[torch.Tensor] = ()
         self._addresses = (ctypes.c_void_p * 0)()
+        self._states: KeptStates | None = None
+        self._state_layers = (ctypes.c_int32 * 0)()
 
     def logits(self, batch: StepBatch, step: PagedStep) -> Logits:
         """Run the step and return the logits of its `logit_rows`."""
@@ -38,15 +41,28 @@ class FusedDecoder:
                 prefer_large_pages(pool, in_use=True)
             self._pools = step.pools
             self._addresses = (ctypes.c_void_p * len(step.pools))(*(pool.data_ptr() for pool in step.pools))
-        values, likeliest = self._native.run(
-            plan.team,
-            Step(
-                rows=plan.rows,
-                input_ids=batch.input_ids.data_ptr(),
-                logit_rows=batch.logit_rows.data_ptr(),
-                pools=ctypes.addressof(self._addresses),
-                pool_half=step.pools[0].stride(0) * step.pools[0].element_size(),
-                num_logit_rows=batch.logit_rows.shape[0],
-            ),
+        native_step = Step(
+            rows=plan.rows,
+            input_ids=batch.input_ids.data_ptr(),
+            logit_rows=batch.logit_rows.data_ptr(),
+            pools=ctypes.addressof(self._addresses),
+            pool_half=step.pools[0].stride(0) * step.pools[0].element_size(),
+            num_logit_rows=batch.logit_rows.shape[0],
         )
+        if self._states is not None:
+            self._make_room(self._states, native_step, batch.input_ids.shape[0])
+        values, likeliest = self._native.run(plan.team, native_step)
         return Logits(values, likeliest["column"], likeliest["value"])
+
+    def keep_states(self, layers: Sequence[int]) -> KeptStates:
+        """Keep what goes into layers from now on."""
+        self._states = KeptStates(layers)
+        self._state_layers = (ctypes.c_int32 * len(layers))(*layers)
+        return self._states
+
+    def _make_room(self, states: KeptStates, step: Step, num_tokens: int) -> None:
+        """Let native code write the states of a step."""
+        states.values = torch.empty(num_tokens, len(states.layers), self._native.hidden)
+        step.states = states.values.data_ptr()
+        step.state_layers = ctypes.addressof(self._state_layers)
+        step.num_states = len(states.layers)

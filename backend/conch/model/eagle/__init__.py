@@ -1,0 +1,1 @@
+"""Heads that draft from the target's hidden states: EAGLE."""

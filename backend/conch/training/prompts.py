@@ -1,0 +1,230 @@
+"""Questions to a model, made from what Python packages carry and from patterns."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import inspect
+import random
+from collections.abc import Iterator
+
+_MODULES = [
+    "argparse",
+    "ast",
+    "asyncio",
+    "base64",
+    "bisect",
+    "calendar",
+    "collections",
+    "configparser",
+    "contextlib",
+    "copy",
+    "csv",
+    "datetime",
+    "decimal",
+    "difflib",
+    "email",
+    "enum",
+    "fileinput",
+    "fractions",
+    "functools",
+    "glob",
+    "gzip",
+    "hashlib",
+    "heapq",
+    "html",
+    "http.client",
+    "inspect",
+    "io",
+    "itertools",
+    "json",
+    "logging",
+    "math",
+    "mimetypes",
+    "operator",
+    "os",
+    "pathlib",
+    "pickle",
+    "platform",
+    "pprint",
+    "queue",
+    "random",
+    "re",
+    "sched",
+    "shelve",
+    "shlex",
+    "shutil",
+    "signal",
+    "socket",
+    "sqlite3",
+    "ssl",
+    "statistics",
+    "string",
+    "subprocess",
+    "tarfile",
+    "tempfile",
+    "textwrap",
+    "threading",
+    "time",
+    "tokenize",
+    "traceback",
+    "types",
+    "typing",
+    "unittest",
+    "urllib.parse",
+    "uuid",
+    "warnings",
+    "weakref",
+    "xml.dom",
+    "zipfile",
+]
+_TOPICS = [
+    "the water cycle",
+    "photosynthesis",
+    "the Roman Empire",
+    "black holes",
+    "machine learning",
+    "baking bread",
+    "chess",
+    "climate change",
+    "the French Revolution",
+    "vaccines",
+    "gravity",
+    "jazz music",
+    "the stock market",
+    "volcanoes",
+    "electric cars",
+    "ancient Egypt",
+    "the human heart",
+    "dinosaurs",
+    "the Internet",
+    "renewable energy",
+    "honey bees",
+    "the Great Wall of China",
+    "DNA",
+    "yoga",
+    "the Moon landing",
+    "coral reefs",
+    "democracy",
+    "poetry",
+    "the Silk Road",
+    "public libraries",
+    "healthy eating",
+    "time management",
+    "rainforests",
+    "the printing press",
+    "penguins",
+    "artificial intelligence",
+    "gardening",
+    "Shakespeare",
+    "the solar system",
+    "bicycles",
+    "coffee",
+    "the Olympic Games",
+    "tea",
+    "glaciers",
+    "mathematics",
+    "the Renaissance",
+    "sleep",
+    "robots",
+    "money",
+    "friendship",
+    "mountains",
+    "oceans",
+    "trains",
+    "the immune system",
+    "earthquakes",
+    "the violin",
+    "computer programming",
+    "elephants",
+    "recycling",
+    "learning languages",
+    "the periodic table",
+    "painting",
+    "bridges",
+    "space travel",
+    "the Industrial Revolution",
+    "cats",
+    "dogs",
+    "the desert",
+    "soccer",
+    "lightning",
+    "history museums",
+    "cooking pasta",
+    "clouds",
+    "hiking",
+    "fish",
+    "the ear",
+    "wind power",
+    "maps",
+    "castles",
+    "inflation",
+    "teamwork",
+    "the Vikings",
+    "owls",
+    "plastic waste",
+    "photography",
+    "swimming",
+    "tourism",
+    "the brain",
+    "whales",
+]
+_FORMS = (
+    "Explain {} in simple terms.",
+    "What is important to know about {}?",
+    "Write a short story about {}.",
+    "List five facts about {}.",
+    "Why does {} matter?",
+    "Write a paragraph about {} for a school book.",
+    "Give me three tips about {}.",
+    "What are the advantages and disadvantages of {}?",
+    "Write an email to a friend about {}.",
+    "Tell me about the history of {}.",
+    "How would you describe {} to a child?",
+    "Summarise what is known about {}.",
+)
+_ABOUT_CODE = (
+    "What does this documentation mean?\n\n{}",
+    "Rewrite this in your own words:\n\n{}",
+    "Summarise the following text:\n\n{}",
+)
+_LONGEST = 500
+
+
+def make_prompts(count: int, seed: int) -> list[str]:
+    """Return so many different questions, in random order; half of them are about text from packages."""
+    rng = random.Random(seed)
+    plain = [form.format(topic) for topic in _TOPICS for form in _FORMS]
+    texts = sorted({text for text in (*_docstrings(), *_licences())})
+    quoting = [rng.choice(_ABOUT_CODE).format(text) for text in texts]
+    rng.shuffle(plain)
+    rng.shuffle(quoting)
+    half = max(count // 2, count - len(plain))
+    prompts = [*quoting[:half], *plain[: count - min(half, len(quoting))]]
+    rng.shuffle(prompts)
+    return prompts
+
+
+def _docstrings() -> Iterator[str]:
+    """Yield what functions and classes of the standard library say of themselves."""
+    for name in _MODULES:
+        module = importlib.import_module(name)
+        for _, part in inspect.getmembers(module):
+            if inspect.isroutine(part) or inspect.isclass(part):
+                text = inspect.getdoc(part) or ""
+                if len(text) > 80:
+                    yield text[:_LONGEST].strip()
+
+
+def _licences() -> Iterator[str]:
+    """Yield paragraphs of the licences of installed packages."""
+    for distribution in importlib.metadata.distributions():
+        for file in distribution.files or ():
+            if file.name.upper().startswith(("LICENSE", "LICENCE", "COPYING")):
+                try:
+                    text = file.read_text(encoding="utf-8")
+                except (OSError, ValueError):
+                    continue
+                for paragraph in text.split("\n\n")[:4]:
+                    if len(paragraph) > 120:
+                        yield " ".join(paragraph.split())[:_LONGEST]
