@@ -73,7 +73,7 @@ def test_example_configurations_are_valid() -> None:
 def test_the_commands_exist() -> None:
     parser = command.build_parser()
     (subcommands,) = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
-    named = set(re.findall(r"`conch (\w+)\b", README))
+    named = set(re.findall(r"`conch ([\w-]+)", README))
     assert named and named <= subcommands.choices.keys()
 
 
