@@ -84,8 +84,8 @@ def conch_drafters() -> Mapping[str, Callable[[BuildContext], Drafter]]:
 
 @hookimpl
 def conch_parallelisms() -> Mapping[str, Callable[[BuildContext], Parallelism]]:
-    """`single`: one rank, in the engine's own process."""
-    return {"single": _single}
+    """`single`: one rank, in the engine's own process; `mesh`: tensor and pipeline parallel ranks."""
+    return {"single": _single, "mesh": _mesh}
 
 
 @hookimpl
@@ -210,6 +210,12 @@ def _single(context: BuildContext) -> Parallelism:
     from conch_plugins.parallelism.single import SingleWorker
 
     return SingleWorker(context.worker_factory)
+
+
+def _mesh(context: BuildContext) -> Parallelism:
+    from conch_plugins.parallelism.mesh import build_mesh
+
+    return build_mesh(context)
 
 
 def _least_loaded(_: EngineConfig) -> Router:

@@ -99,6 +99,7 @@ def test_a_degraded_model_says_so(make_backend, before, monkeypatch):
     backend = make_backend(**PAIR)
     monkeypatch.setattr(backend._replicas._running[0].client, "_command", ("false",))
     monkeypatch.setattr(backend._replicas._running[1].client, "_command", ("false",))
+    wait_until(lambda: backend.pb.value("replicas_ready") == 2)
     kill_one(before)
     wait_until(lambda: backend.pb.value("replicas_ready") == 1)
     assert (
@@ -106,7 +107,7 @@ def test_a_degraded_model_says_so(make_backend, before, monkeypatch):
         + backend.pb.value("engine_ready", replica="tiny_0_0/1")
         == 1
     )
-    assert all(send(backend, max_tokens=3).wait().error is None for _ in range(4))
+    assert [send(backend, max_tokens=3).wait().error for _ in range(4)] == [None] * 4
     assert not backend.pb.unloaded  # it is ready, which is the truth
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from conch.api import EngineConfig, SpeculativeConfig
 from conch.engine.catalogue import Catalogue
+from support.eagle import eagle3_config, eagle3_tensors, write_head
 from support.tiny import tiny_checkpoint
 
 BLOCK, POOL, BUDGET, SEATS = 8, 24, 24, 12
@@ -98,6 +99,7 @@ def _drafting(drafter: str) -> SpeculativeConfig | None:
     own: dict[str, dict[str, Any]] = {
         "ngram": {"prompt_lookup_min": 1, "prompt_lookup_max": 4},
         "draft_model": {"model": model(), "num_speculative_tokens": 3},
+        "eagle": {"model": str(write_head(eagle3_tensors(), eagle3_config())), "num_speculative_tokens": 3},
     }
     return SpeculativeConfig(method=drafter, backoff=False, **own.get(drafter, {}))
 

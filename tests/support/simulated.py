@@ -20,10 +20,12 @@ from conch.api import (
     StepPlan,
     StepResult,
 )
+from conch.api.mesh_config import parallelism_in_force
 from conch.api.parking import make_parking
 from conch.engine.admission import Limits
 from conch.engine.catalogue import Catalogue
 from conch.engine.core import Engine, Parts
+from conch.testing import ListeningRanks
 
 VOCAB = 997
 EOS = 0
@@ -141,13 +143,15 @@ def simulate(num_blocks=64, drafter=None, limits=None, **settings) -> Simulation
     """Build an engine from the installed plugins, with settings of `EngineConfig`."""
     defaults = {"model": "simulated", "block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 32}
     config = EngineConfig(**{**defaults, **settings})
-    attention = AttentionSpec(1, 1, 8, 8, (None,), False, False, "float32", "cpu", config.block_size)
+    layers = (None,) * config.pipeline_parallel_size
+    attention = AttentionSpec(1, 1, 8, 8, layers, False, False, "float32", "cpu", config.block_size)
     spec = ModelSpec("simulated", "f", VOCAB, config.max_model_len or 512, frozenset({EOS}), attention)
     swap = config.swap_space_bytes  # a block a byte
     worker = SimulatedWorker(num_blocks, config.block_size, drafter or (lambda tokens, room: ()), swap)
     catalogue = Catalogue.load()
     context = BuildContext(config, spec).with_worker_factory(lambda: worker)
-    parallelism = catalogue.build("parallelism", config.parallelism, context)
+    context = context.with_ranks(ListeningRanks(lambda: worker))
+    parallelism = catalogue.build("parallelism", parallelism_in_force(config), context)
     context = context.with_num_blocks(parallelism.num_blocks)
     cache = catalogue.build("prefix_cache", config.prefix_cache, context)
     parking = make_parking(config, parallelism.num_slots(Arena.SWAP))

@@ -14,6 +14,7 @@ import msgspec
 
 from conch.api.errors import ConfigError
 from conch.api.kv_events import KVEventsConfig
+from conch.api.mesh_config import check_mesh
 from conch.api.model_reference import resolve_model_reference
 from conch.api.speculative import SpeculativeConfig
 
@@ -117,6 +118,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     speculative_config
         Who drafts tokens ahead, for the model to verify many in one step; None for nobody. See
         `conch.api.speculative.SpeculativeConfig`.
+    parallelism
+        ``auto`` is ``mesh`` where the sizes below make more than one rank, else ``single``.
+    tensor_parallel_size, pipeline_parallel_size
+        Ranks that share each layer, and stages that share the layers: as many processes as their product,
+        each with a KV pool of `kv_cache_memory_bytes`. See `conch.api.mesh_config` for what they exclude.
+    distributed_timeout_seconds
+        How long ranks wait for one another before all of them give up.
     """
 
     model: str
@@ -158,7 +166,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kv_events_config: KVEventsConfig | None = None
     attention_kernel: str = "auto"
     speculative_config: SpeculativeConfig | None = None
-    parallelism: str = "single"
+    parallelism: str = "auto"
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    distributed_timeout_seconds: float = 60.0
     data_parallel_size: int = 1
     router: str = DEFAULT_ROUTER
     on_replica_failure: ReplicaFailure = "error"
@@ -183,6 +194,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ConfigError(f"{key} must be 0 or more, not {getattr(self, key)}")
         self._check_preemption()
         self._check_prefix_cache()
+        check_mesh(self)
         if self.data_parallel_size == 1 and self.router != DEFAULT_ROUTER:
             raise ConfigError(f"router {self.router!r} has nothing to choose with data_parallel_size 1")
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -223,6 +235,9 @@ _POSITIVE = (
     "fair_output_weight",
     "stream_interval",
     "num_threads",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "distributed_timeout_seconds",
     "data_parallel_size",
 )
 
@@ -267,14 +282,3 @@ def load_config(path: Path, overrides: Mapping[str, Any] | None = None) -> Engin
         model=resolve_model_reference(config.model, path.parent),
         speculative_config=drafting,
     )
-
-
-def parse_assignment(text: str) -> tuple[str, Any]:
-    """Split ``key=value``; the value is JSON where it parses as such, else a string."""
-    key, separator, value = text.partition("=")
-    if not separator or not key:
-        raise ConfigError(f"expected key=value, got {text!r}")
-    try:
-        return key, msgspec.json.decode(value)
-    except msgspec.DecodeError:
-        return key, value

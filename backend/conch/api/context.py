@@ -10,6 +10,7 @@ from typing import TypeVar
 from conch.api.config import EngineConfig
 from conch.api.drafting import DraftHead, DraftModel
 from conch.api.errors import PluginError
+from conch.api.mesh import Ranks
 from conch.api.model_spec import ModelSpec
 from conch.api.parking import NoParking, Parking
 from conch.api.prefix_caching import PrefixCache
@@ -39,6 +40,7 @@ class BuildContext:
     config: EngineConfig
     model: ModelSpec
     _worker_factory: Callable[[], Worker] | None = None
+    _ranks: Ranks | None = None
     _draft_model_factory: Callable[[], DraftModel] | None = None
     _draft_head_factory: Callable[[], DraftHead] | None = None
     _num_blocks: int | None = None
@@ -51,6 +53,11 @@ class BuildContext:
     def worker_factory(self) -> Callable[[], Worker]:
         """Builds the worker of this process; for parallelism plugins."""
         return _built(self._worker_factory, "worker_factory")
+
+    @property
+    def ranks(self) -> Ranks:
+        """Makes the ranks of a mesh, this process's among them; for parallelism plugins."""
+        return _built(self._ranks, "ranks")
 
     @property
     def draft_model_factory(self) -> Callable[[], DraftModel]:
@@ -84,6 +91,10 @@ class BuildContext:
     def with_worker_factory(self, factory: Callable[[], Worker]) -> BuildContext:
         """Return a copy that can build workers."""
         return dataclasses.replace(self, _worker_factory=factory)
+
+    def with_ranks(self, ranks: Ranks) -> BuildContext:
+        """Return a copy that can make ranks."""
+        return dataclasses.replace(self, _ranks=ranks)
 
     def with_draft_model_factory(self, factory: Callable[[], DraftModel]) -> BuildContext:
         """Return a copy that can load a draft model."""

@@ -37,6 +37,8 @@ class PlanLimits:
         Blocks that stay free when a request is admitted beside others.
     most_blocks
         Blocks that a request holds at most at one time, however long it is.
+    micro_batches
+        Steps that are in flight at once: each takes its share of those who run, so that all have some.
     """
 
     max_tokens: int
@@ -44,6 +46,7 @@ class PlanLimits:
     split_prompts: bool = True
     watermark: int = 0
     most_blocks: int = ALL
+    micro_batches: int = 1
 
     @classmethod
     def for_context(cls, context: BuildContext) -> PlanLimits:
@@ -59,6 +62,7 @@ class PlanLimits:
             split_prompts=split,
             watermark=int(config.kv_watermark * context.kv_manager.num_blocks),
             most_blocks=most_blocks(config, context.model),
+            micro_batches=config.pipeline_parallel_size,
         )
 
 

@@ -42,10 +42,12 @@ class PlanBuilder:
         self._cut: list[Request] = []
         self._kept: dict[int, int] = {}
         self._moves: list[Move] = []
-        self._reserve = Reserve(kv.manager, limits, requests.running, self._preempted)
+        seated = [*requests.running, *requests.in_flight]
+        self._reserve = Reserve(kv.manager, limits, seated, self._preempted)
+        self._most_decodes = -(-len(seated) // limits.micro_batches)
         self._split_prompts = limits.split_prompts
         self.tokens_left = limits.max_tokens
-        self.seats_left = limits.max_seats - sum(request.seats for request in requests.running)
+        self.seats_left = limits.max_seats - sum(request.seats for request in seated)
 
     @classmethod
     def for_context(cls, context: BuildContext) -> Callable[[Requests], PlanBuilder]:
@@ -96,7 +98,7 @@ class PlanBuilder:
         end.
         """
         self._candidates, self._may_go = list(running), may_go
-        decodes = [request for request in running if request.owed == 1]
+        decodes = [request for request in running if request.owed == 1][: self._most_decodes]
         behind = len(decodes)
         for request in decodes:
             behind -= 1

@@ -119,7 +119,11 @@ class Requests(Protocol):
 
     @property
     def running(self) -> Sequence[Request]:
-        """Requests that hold KV, in order of admission."""
+        """Requests that hold KV and may be planned for, in order of admission."""
+
+    @property
+    def in_flight(self) -> Sequence[Request]:
+        """Others that hold KV: a step that is not done computes them. They have seats, and are left alone."""
 
     @property
     def finished(self) -> Sequence[int]:

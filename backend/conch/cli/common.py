@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from conch.api.config import parse_assignment
+import msgspec
+
 from conch.api.errors import ConfigError
 from conch.api.model_reference import resolve_model_reference
 
@@ -62,3 +63,14 @@ def default_name(text: str | None) -> str:
         "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in stem).lstrip("._-")
         or "model"
     )
+
+
+def parse_assignment(text: str) -> tuple[str, Any]:
+    """Split ``key=value``; the value is JSON where it parses as such, else a string."""
+    key, separator, value = text.partition("=")
+    if not separator or not key:
+        raise ConfigError(f"expected key=value, got {text!r}")
+    try:
+        return key, msgspec.json.decode(value)
+    except msgspec.DecodeError:
+        return key, value

@@ -10,12 +10,12 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from conch.api.config import EngineConfig, parse_assignment, parse_config
+from conch.api.config import EngineConfig, parse_config
 from conch.api.errors import ConfigError
 from conch.api.model_reference import resolve_model_reference
 from conch.api.sampling import SamplingParams
 from conch.api.steps import Usage
-from conch.cli.common import add_model_options, model_reference, settings_from
+from conch.cli.common import add_model_options, model_reference, parse_assignment, settings_from
 from conch.engine.environment import settle_environment
 from conch.host.chat_template import load_chat_template
 from conch.host.choice import ChoiceFactory

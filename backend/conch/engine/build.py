@@ -12,6 +12,8 @@ import msgspec
 from conch.api.config import EngineConfig
 from conch.api.context import BuildContext
 from conch.api.errors import PluginError
+from conch.api.mesh import Seat
+from conch.api.mesh_config import parallelism_in_force
 from conch.api.model_spec import AttentionSpec, ModelSpec
 from conch.api.parking import make_parking
 from conch.api.plan_parts import most_blocks
@@ -21,7 +23,16 @@ from conch.engine.admission import Limits
 from conch.engine.catalogue import Catalogue
 from conch.engine.core import Engine, Parts
 from conch.engine.protocol import EngineReady
-from conch.worker import DraftLoaders, LocalWorker, Prepared, WorkerPlugins, prepare
+from conch.engine.ranks import ProcessRanks
+from conch.worker import (
+    DraftLoaders,
+    FollowingWorker,
+    InMesh,
+    LocalWorker,
+    Prepared,
+    WorkerPlugins,
+    prepare,
+)
 
 ProgressCallback = Callable[[str, float], None]
 
@@ -55,6 +66,30 @@ def build_engine(config: EngineConfig, progress: ProgressCallback) -> BuiltEngin
     return BuiltEngine(Engine(parts, limits, config.seed), _info(prepared, limits, parts))
 
 
+def build_follower(config: EngineConfig, seat: Seat) -> FollowingWorker:
+    """Build the worker of a rank that does not sample, in this process.
+
+    Parameters
+    ----------
+    config
+        As the engine has settled it.
+    """
+    prepared = prepare(config, _ignore)
+    catalogue = Catalogue.load()
+
+    def build_kernel(model: ModelSpec) -> AttentionKernel:
+        context = BuildContext(config, model)
+        kernel: AttentionKernel = catalogue.build("attention_kernel", config.attention_kernel, context)
+        return kernel
+
+    place = InMesh(prepared.description, config, seat)
+    return FollowingWorker(prepared, place, build_kernel, _ignore)
+
+
+def _ignore(stage: str, fraction: float) -> None:
+    """Hear of progress that nobody waits for."""
+
+
 def _effective(config: EngineConfig, max_model_len: int) -> EngineConfig:
     """Settle what depends on the model: without chunked prefill a step must hold the longest prompt."""
     whole_prompt = 0 if config.enable_chunked_prefill else max_model_len
@@ -81,12 +116,13 @@ def _build_parts(
         drafter: Drafter = catalogue.build("drafter", config.drafter, own)
         return drafter
 
-    def build_worker() -> Worker:
-        return LocalWorker(prepared, WorkerPlugins(build_kernel, build_drafter), progress)
+    def build_worker(seat: Seat | None = None) -> Worker:
+        place = None if seat is None else InMesh(prepared.description, config, seat)
+        return LocalWorker(prepared, WorkerPlugins(build_kernel, build_drafter), progress, place)
 
-    parallelism = catalogue.build(
-        "parallelism", config.parallelism, context.with_worker_factory(build_worker)
-    )
+    ranks = ProcessRanks(config, build_worker)
+    own = context.with_worker_factory(build_worker).with_ranks(ranks)
+    parallelism = catalogue.build("parallelism", parallelism_in_force(config), own)
     context = context.with_num_blocks(parallelism.num_blocks)
     for arena in (Arena.HOST, Arena.DISK):
         context = context.with_num_slots(arena, parallelism.num_slots(arena))

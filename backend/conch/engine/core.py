@@ -22,6 +22,7 @@ from conch.engine.deadlines import Deadlines
 from conch.engine.ending import cut
 from conch.engine.in_flight import InFlight
 from conch.engine.observing import observer_of
+from conch.engine.overlap import overlap_of
 from conch.engine.protocol import AddRequest, CancelRequest, EngineStats
 from conch.engine.request_table import RequestTable
 
@@ -64,6 +65,7 @@ class Engine:
         self._choices = Choices()
         self._deadlines = Deadlines()
         self._in_flight = InFlight(parts.parallelism.depth)
+        self._overlap = overlap_of(self._requests, parts.parallelism.depth)
         self._counters = Counters()
         self._outbox: list[RequestOutput] = []
 
@@ -73,7 +75,7 @@ class Engine:
         """Plan and submit while there is room, then commit the oldest step; returns all news."""
         now = time.monotonic()
         self._expire(now)
-        while self._in_flight.has_room and (plan := self._scheduler.plan(self._requests)):
+        while self._in_flight.has_room and (plan := self._scheduler.plan(self._overlap.requests)):
             self._apply(plan)
             self._in_flight.add(plan, self._parallelism.submit(plan), now)
         if not self._in_flight.is_empty:
@@ -100,9 +102,11 @@ class Engine:
             if (request := self._requests.get(admission.request_id)) and request.first_scheduled_s is None
         ]
         self._requests.apply(plan)
+        self._overlap.begin(plan)
         self._counters.count_plan(plan, fresh)
 
     def _commit(self, plan: StepPlan, result: StepResult) -> None:
+        self._overlap.end(plan)
         self._counters.drafting_s += result.drafting_s
         for row, brought in zip(plan.rows, result.rows, strict=True):
             request = self._requests.get(row.request_id)

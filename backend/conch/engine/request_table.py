@@ -39,6 +39,11 @@ class RequestTable:
         return self._running_order
 
     @property
+    def in_flight(self) -> Sequence[Request]:
+        """None: see `conch.engine.overlap`."""
+        return ()
+
+    @property
     def finished(self) -> Sequence[int]:
         """Ids that ended since the last plan."""
         return self._finished

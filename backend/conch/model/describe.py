@@ -111,7 +111,7 @@ def describe(folder: Path, config: EngineConfig) -> Description:
     text = hf_config.get_text_config()
     dtype = choose_dtype(config.dtype, text, folder)
     max_model_len = choose_max_model_len(config.max_model_len, text)
-    meta = _build_on_meta(hf_config, config.trust_remote_code, dtype)
+    meta = build_on_meta(hf_config, config.trust_remote_code, dtype)
     pin_rope(meta, max_model_len)
     layers, vocab_size = _probe(meta, text)
     one = layers[0]
@@ -161,7 +161,8 @@ def _read_hf_config(folder: Path, trust_remote_code: bool) -> Any:  # noqa: ANN4
     return hf_config
 
 
-def _build_on_meta(hf_config: Any, trust_remote_code: bool, dtype: torch.dtype) -> Any:  # noqa: ANN401
+def build_on_meta(hf_config: Any, trust_remote_code: bool, dtype: torch.dtype) -> Any:  # noqa: ANN401
+    """Build a model without memory, with our attention."""
     from transformers import AutoModelForCausalLM
 
     register_attention()

@@ -21,6 +21,7 @@ from conch.testing.kv_connector import KVConnectorContract
 from conch.testing.kv_manager import KVManagerContract
 from conch.testing.parallelism import ParallelismContract
 from conch.testing.prefix_cache import PrefixCacheContract
+from conch.testing.ranks import ListeningRanks
 from conch.testing.router import RouterContract
 from conch.testing.scheduler import SchedulerContract
 from conch.testing.shadow import ShadowPool, history
@@ -34,6 +35,7 @@ __all__ = [
     "DrafterContract",
     "KVConnectorContract",
     "KVManagerContract",
+    "ListeningRanks",
     "ParallelismContract",
     "PrefixCacheContract",
     "RouterContract",

@@ -1,11 +1,16 @@
-"""What every parallelism promises, of the one rank that it can build anywhere."""
+"""What every parallelism promises, of one rank or of many that only listen."""
 
 from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import pytest
 
 from conch.api import Arena, BuildContext, Parallelism, Row, RowResult, StepPlan, StepResult
-from conch.testing.context import make_context
+from conch.testing.context import SMALL_ATTENTION, make_context
+from conch.testing.ranks import ListeningRanks
 
 
 class RecordingWorker:
@@ -41,8 +46,11 @@ def a_plan(count: int) -> StepPlan:
 class ParallelismContract:
     """Inherit, implement `build`, and let pytest collect the subclass."""
 
+    settings: ClassVar[Mapping[str, Any]] = {}
+    """Keys of `EngineConfig`, such as the sizes of a mesh."""
+
     def build(self, context: BuildContext) -> Parallelism:
-        """Build the parallelism under test; it builds its worker by `context.worker_factory`."""
+        """Build the parallelism under test; its worker comes from `context.worker_factory` or `ranks`."""
         raise NotImplementedError
 
     def start(self) -> tuple[Parallelism, RecordingWorker]:
@@ -53,7 +61,9 @@ class ParallelismContract:
             built.append(RecordingWorker())
             return built[-1]
 
-        parallelism = self.build(make_context().with_worker_factory(factory))
+        attention = dataclasses.replace(SMALL_ATTENTION, windows=(None,) * 4)
+        context = make_context(attention=attention, **self.settings).with_worker_factory(factory)
+        parallelism = self.build(context.with_ranks(ListeningRanks(factory)))
         assert len(built) == 1, "one worker for this process"
         return parallelism, built[0]
 

@@ -90,6 +90,11 @@ class Simulation:
         return tuple(self._running.values())
 
     @property
+    def in_flight(self) -> Sequence[Request]:
+        """None: a plan is carried out at once."""
+        return ()
+
+    @property
     def arrived(self) -> Iterable[Request]:
         """Requests that came to wait since the last plan."""
         return self._arrived.values()

@@ -1,7 +1,9 @@
 """What one rank does with a plan: batch builder, model runner, sampler, verification."""
 
+from conch.model.place import InMesh
 from conch.worker.drafting_parts import DraftLoaders, WorkerPlugins
+from conch.worker.following import FollowingWorker
 from conch.worker.local import LocalWorker
 from conch.worker.prepare import Prepared, prepare
 
-__all__ = ["DraftLoaders", "LocalWorker", "Prepared", "WorkerPlugins", "prepare"]
+__all__ = ["DraftLoaders", "FollowingWorker", "InMesh", "LocalWorker", "Prepared", "WorkerPlugins", "prepare"]

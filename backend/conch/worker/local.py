@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 
@@ -20,7 +19,7 @@ from conch.api import (
     StepResult,
 )
 from conch.model.attention import PagedStep
-from conch.model.choosing import load_model
+from conch.model.place import Place, Whole
 from conch.worker.arenas import make_arenas
 from conch.worker.batch_builder import BatchBuilder
 from conch.worker.drafting_parts import DraftingParts, WorkerPlugins
@@ -29,6 +28,7 @@ from conch.worker.prepare import Prepared
 from conch.worker.row_table import RowTable
 from conch.worker.sampler import Sampled, Sampler
 from conch.worker.speculation import Drafting, NoDrafting
+from conch.worker.threads import threads_of
 from conch.worker.verification import accepted_count
 from conch.worker.warm_up import warm_up_plans
 
@@ -46,6 +46,8 @@ class LocalWorker:
         Builders of the plugins in force.
     progress
         Told how far loading and warming up have come.
+    place
+        Which share of the model; None for all of it.
 
     Raises
     ------
@@ -57,18 +59,21 @@ class LocalWorker:
         Memory does not suffice.
     """
 
-    def __init__(self, prepared: Prepared, plugins: WorkerPlugins, progress: Progress) -> None:
-        config, spec = prepared.config, prepared.spec
+    def __init__(
+        self, prepared: Prepared, plugins: WorkerPlugins, progress: Progress, place: Place | None = None
+    ) -> None:
+        self._place = place or Whole(prepared.description, prepared.config)
+        config, spec = prepared.config, self._place.spec
         kernel = plugins.kernel(spec)
         reasons = kernel.unfit(spec.attention)
         if reasons:
             raise PluginError(f"attention kernel {config.attention_kernel!r}: {'; '.join(reasons)}")
         self._device = torch.device(spec.attention.device)
         if self._device.type == "cpu":
-            torch.set_num_threads(config.num_threads or _cores())
+            torch.set_num_threads(threads_of(config))
         self._spec, self._config = spec, config
         self._kernel = kernel
-        self._model = load_model(prepared.description, config, kernel, progress)
+        self._model = self._place.load(kernel, progress)
         width = -(-spec.max_model_len // config.block_size)
         self._table = RowTable(config.max_num_seqs, spec.max_model_len + 1, width)
         self._builder = BatchBuilder(self._table, config.block_size, self._device)
@@ -76,7 +81,7 @@ class LocalWorker:
         self._drafts = DraftingParts(prepared, self._model, plugins, self._table, self._sampler, progress)
         self._drafting: Drafting = NoDrafting()
         progress("warming up", 0.0)
-        self._pools = allocate_pools(spec, kernel, self._size_pool())
+        self._pools = allocate_pools(spec, kernel, self._place.least("blocks", self._size_pool()))
         self._arenas = make_arenas(config, [*self._pools, *self._drafts.allocate(self.num_blocks)])
         self._drafting = self._drafts.start()
         for plan in warm_up_plans(config, min(spec.max_model_len, self.num_blocks * config.block_size)):
@@ -114,24 +119,16 @@ class LocalWorker:
         self._pools = [pool.new_empty(2, 0) for pool in self._pools]
         self._drafts.close()
         self._arenas.close()
+        self._place.close()
         del self._model, self._arenas
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
     def _learn(self, plan: StepPlan) -> None:
         """Bring the row table up to date with the plan."""
-        table = self._table
-        gone = (*plan.preempted, *plan.finished)
+        gone = self._table.learn(plan)
         if gone:
-            table.forget(gone)
             self._drafting.forget(gone)
-        for admission in plan.admitted:
-            table.admit(admission)
-        for row in plan.rows:
-            if row.blocks:
-                table.set_blocks(table.row_of(row.request_id), row.blocks_from, row.blocks)
-            if row.drafts:
-                table.put_drafts(table.row_of(row.request_id), row.drafts)
 
     def _accept(self, rows: Sequence[Row], sampled: Sampled) -> list[RowResult]:
         """Cut what was sampled at the first draft that was wrong, and remember the rest."""
@@ -181,10 +178,3 @@ def _failure(sampled: Sampled, logit_rows: range) -> Failure | None:
     if not worst:
         return None
     return Failure(ErrorCode.INTERNAL, f"the model's logits are not finite: the largest is {worst[0]}")
-
-
-def _cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from conch.api import Admission, SamplingParams
+from conch.api import Admission, SamplingParams, StepPlan
 
 _U64 = 1 << 64
 _MOST = 1 << 40  # stands for any larger number, which would not fit an array
@@ -76,9 +76,26 @@ class RowTable:
     def __len__(self) -> int:
         return len(self._rows)
 
+    def __contains__(self, request_id: int) -> bool:
+        return request_id in self._rows
+
     def row_of(self, request_id: int) -> int:
         """Row of a request that was admitted."""
         return self._rows[request_id]
+
+    def learn(self, plan: StepPlan) -> tuple[int, ...]:
+        """Bring all rows up to date with a plan; returns the ids of those that are gone."""
+        gone = (*plan.preempted, *plan.finished)
+        if gone:
+            self.forget(gone)
+        for admission in plan.admitted:
+            self.admit(admission)
+        for row in plan.rows:
+            if row.blocks:
+                self.set_blocks(self.row_of(row.request_id), row.blocks_from, row.blocks)
+            if row.drafts:
+                self.put_drafts(self.row_of(row.request_id), row.drafts)
+        return gone
 
     def admit(self, admission: Admission) -> None:
         """Give a request a row; one of the same id is replaced."""

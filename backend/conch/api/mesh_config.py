@@ -1,0 +1,64 @@
+"""What the keys of a mesh of ranks allow."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from conch.api.errors import ConfigError
+
+if TYPE_CHECKING:
+    from conch.api.config import EngineConfig
+    from conch.api.model_spec import ModelSpec
+
+
+def check_mesh(config: EngineConfig) -> None:
+    """Refuse settings that more than one rank cannot serve.
+
+    Raises
+    ------
+    ConfigError
+        Naming the key.
+    """
+    sizes = f"tensor_parallel_size {config.tensor_parallel_size} and pipeline_parallel_size " + str(
+        config.pipeline_parallel_size
+    )
+    if config.tensor_parallel_size * config.pipeline_parallel_size == 1:
+        return
+    if config.parallelism == "single":
+        raise ConfigError(f"parallelism 'single' is one rank; {sizes} need 'mesh' (or 'auto')")
+    if config.model_impl == "fused":
+        raise ConfigError(f"model_impl 'fused' is one native call a step, which {sizes} cannot divide")
+    if config.quantization is not None:
+        raise ConfigError(
+            f"quantization {config.quantization!r} is served by one rank only, not with {sizes}"
+        )
+    if config.device.startswith("cuda"):
+        raise ConfigError(f"{sizes} run on CPUs so far, not on device {config.device!r}")
+    if config.prefix_disk_bytes:
+        raise ConfigError(f"prefix_disk_bytes is served by one rank only, not with {sizes}")
+
+
+def parallelism_in_force(config: EngineConfig) -> str:
+    """Return the name that `parallelism` means."""
+    if config.parallelism != "auto":
+        return config.parallelism
+    return "single" if config.tensor_parallel_size * config.pipeline_parallel_size == 1 else "mesh"
+
+
+def check_model(model: ModelSpec, tensor: int, pipeline: int) -> None:
+    """Refuse a model that cannot be divided among so many ranks.
+
+    Raises
+    ------
+    ConfigError
+        Naming the sizes of both.
+    """
+    heads, kv_heads = model.attention.num_heads, model.attention.num_kv_heads
+    divides = heads % tensor == 0 and (kv_heads % tensor == 0 or tensor % kv_heads == 0)
+    if tensor > 1 and (not divides or heads % kv_heads):
+        raise ConfigError(
+            f"tensor_parallel_size {tensor} cannot divide {heads} query heads and {kv_heads} KV heads: "
+            "it must divide the query heads, and divide the KV heads or be a multiple of them"
+        )
+    if model.num_layers < pipeline:
+        raise ConfigError(f"pipeline_parallel_size {pipeline} cannot divide {model.num_layers} layers")

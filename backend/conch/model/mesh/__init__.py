@@ -1,0 +1,1 @@
+"""A model divided among ranks: which slices a rank holds, and what ranks tell each other in a step."""

@@ -1,0 +1,228 @@
+"""A transformers model without weights, cut down to what one rank holds."""
+
+from __future__ import annotations
+
+import copy
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from conch.api import ConfigError, ModelSpec
+from conch.api.mesh import Seat
+from conch.model.describe import Description, build_on_meta
+from conch.model.mesh.split import Heads, Range, layers_of, part_of, part_of_heads
+
+_DIVIDED = {"colwise", "rowwise"}
+_SERVED = {*_DIVIDED, "replicated_with_grad_allreduce"}
+_PIPELINE_PARTS = {"embed_tokens", "layers", "norm"}
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a parameter comes from: a tensor of the checkpoint, and the part of one of its dimensions.
+
+    Attributes
+    ----------
+    shape
+        Of the whole tensor.
+    part
+        None for all of it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dim: int = 0
+    part: Range | None = None
+
+
+@dataclass(slots=True)
+class Share:
+    """A rank's own model, on the meta device.
+
+    Attributes
+    ----------
+    module
+        Of the model's class, with the layers of the stage and parameters of the part.
+    base
+        What stands between the token ids and the head.
+    layers
+        Which of the model's layers it has.
+    heads
+        Which heads each of them has.
+    vocabulary
+        Which rows of embedding and head it has.
+    is_tied
+        Whether the head is the embedding.
+    row_parallel
+        Linear layers whose outputs are to be added up over the ranks.
+    sources
+        Of every parameter, by its name here.
+    """
+
+    module: Any
+    base: Any
+    layers: Range
+    heads: Heads
+    vocabulary: Range
+    is_tied: bool
+    row_parallel: list[Any] = field(default_factory=list)
+    sources: dict[str, Source] = field(default_factory=dict)
+
+
+def cut_model(description: Description, seat: Seat, trust_remote_code: bool) -> Share:
+    """Build a rank's share of a model.
+
+    Raises
+    ------
+    ConfigError
+        The model cannot be divided like this.
+    """
+    spec = description.spec
+    if not spec.attention.device.startswith("cpu"):
+        raise ConfigError(f"several ranks run on CPUs so far, not on {spec.attention.device}")
+    heads = Heads.of(spec.attention, seat)
+    dtype = getattr(torch, spec.attention.dtype)
+    module = build_on_meta(copy.deepcopy(description.hf_config), trust_remote_code, dtype)
+    share = Share(
+        module=module,
+        base=module.base_model,
+        layers=(0, spec.num_layers),
+        heads=heads,
+        vocabulary=part_of(module.get_output_embeddings().out_features, seat.shape.tensor, seat.part),
+        is_tied=bool(module.config.get_text_config().tie_word_embeddings),
+    )
+    if seat.shape.tensor > 1:
+        _Narrowing(share, spec, seat).carry_out()
+    if seat.shape.pipeline > 1:
+        _cut_stage(share, description, seat)
+    _find_sources(share)
+    return share
+
+
+class _Narrowing:
+    """Takes the part of a rank out of every layer, by the model's own plan."""
+
+    def __init__(self, share: Share, spec: ModelSpec, seat: Seat) -> None:
+        self._share, self._spec, self._seat = share, spec, seat
+        self._modules = dict(share.base.named_modules())
+
+    def carry_out(self) -> None:
+        size, name = self._seat.shape.tensor, type(self._share.module).__name__
+        plan = self._share.base.config.base_model_tp_plan
+        if not plan:
+            raise ConfigError(f"tensor_parallel_size {size}: transformers has no plan for {name}")
+        for pattern, style in plan.items():
+            matches = re.compile(re.escape(pattern).replace(r"\*", r"\d+")).fullmatch
+            paths = [path for path in self._modules if matches(path)]
+            parameters = [path for path, _ in self._share.base.named_parameters() if matches(path)]
+            if style not in _SERVED and (paths or parameters):
+                raise ConfigError(
+                    f"tensor_parallel_size {size} cannot divide {name}: its plan has {style!r} for "
+                    f"{pattern}, which is not served"
+                )
+            for path in paths if style in _DIVIDED else ():
+                self._cut_linear(path, style == "rowwise")
+        self._cut_vocabulary()
+
+    def _cut_linear(self, path: str, by_rows: bool) -> None:
+        linear, owner = self._modules[path], self._modules[path.rpartition(".")[0]]
+        total = linear.in_features if by_rows else linear.out_features
+        if hasattr(owner, "layer_idx"):
+            part = part_of_heads(total, self._share.heads, self._spec.attention)
+        else:
+            part = part_of(total, self._seat.shape.tensor, self._seat.part)
+        if by_rows:
+            _narrow(linear, "weight", 1, part)
+            linear.in_features = part[1] - part[0]
+            self._share.row_parallel.append(linear)
+        else:
+            _narrow(linear, "weight", 0, part)
+            _narrow(linear, "bias", 0, part)
+            linear.out_features = part[1] - part[0]
+
+    def _cut_vocabulary(self) -> None:
+        module, rows = self._share.module, self._share.vocabulary
+        embedding, head = module.get_input_embeddings(), module.get_output_embeddings()
+        _narrow(embedding, "weight", 0, rows)
+        embedding.num_embeddings, embedding.padding_idx = rows[1] - rows[0], None
+        _narrow(head, "weight", 0, rows)
+        _narrow(head, "bias", 0, rows)
+        head.out_features = rows[1] - rows[0]
+
+
+def _narrow(module: Any, name: str, dim: int, part: Range) -> None:  # noqa: ANN401
+    """Replace a parameter by a part of it, which remembers where it was taken from."""
+    whole = getattr(module, name, None)
+    if whole is None:
+        return
+    shape = list(whole.shape)
+    shape[dim] = part[1] - part[0]
+    narrow: Any = torch.nn.Parameter(
+        torch.empty(shape, dtype=whole.dtype, device="meta"), requires_grad=False
+    )
+    narrow.conch_part = (dim, part, tuple(whole.shape))
+    setattr(module, name, narrow)
+
+
+def _cut_stage(share: Share, description: Description, seat: Seat) -> None:
+    """Keep the layers of a stage, the embedding in the first one only, norm and head in the last."""
+    module, base = share.module, share.base
+    if set(base.config.base_model_pp_plan or ()) != _PIPELINE_PARTS:
+        raise ConfigError(
+            f"pipeline_parallel_size {seat.shape.pipeline}: {type(module).__name__} has no plan of "
+            f"{', '.join(sorted(_PIPELINE_PARTS))}"
+        )
+    _check_passes_states(description)
+    layer = description.meta.base_model.layers[0]
+    head = description.meta.get_output_embeddings().weight.numel()
+    after = head / sum(weight.numel() for weight in layer.parameters())
+    first, last = share.layers = layers_of(description.spec.num_layers, after, seat)
+    base.layers = torch.nn.ModuleList(list(base.layers)[first:last])
+    for part in base.layers.modules():
+        if isinstance(getattr(part, "layer_idx", None), int):
+            part.layer_idx -= first
+    base.config.num_hidden_layers = last - first
+    if getattr(base.config, "layer_types", None):
+        base.config.layer_types = list(base.config.layer_types)[first:last]
+    if not seat.is_first_stage:
+        base.embed_tokens = None
+    if not seat.is_last_stage:
+        base.norm = torch.nn.Identity()
+        head_module = module.get_output_embeddings()
+        name = next(name for name, part in module.named_modules() if part is head_module)
+        setattr(module, name, torch.nn.Identity())
+
+
+def _check_passes_states(description: Description) -> None:
+    """Refuse a model that does more than its layers to what comes into a stage: it would be done again.
+
+    A copy without layers must give back what it gets.
+    """
+    probe = copy.deepcopy(description.meta.base_model)
+    probe.layers, probe.norm = torch.nn.ModuleList(), torch.nn.Identity()
+    probe.config.num_hidden_layers = 0
+    probe.embed_tokens = None
+    probe.to_empty(device="cpu")
+    states = torch.ones(1, 2, probe.config.hidden_size)
+    with torch.inference_mode():
+        positions = torch.zeros(1, 2, dtype=torch.long)
+        given = probe(inputs_embeds=states, position_ids=positions, use_cache=False).last_hidden_state
+    if not torch.equal(given, states):
+        raise ConfigError(
+            f"{type(description.meta).__name__} changes what comes into its layers, so it has no stages"
+        )
+
+
+def _find_sources(share: Share) -> None:
+    """Tell where every parameter comes from: layers of a stage have other numbers in the checkpoint."""
+    prefix = share.module.base_model_prefix
+    layers, first = f"{prefix}.layers.", share.layers[0]
+    for name, weight in share.module.named_parameters(remove_duplicate=False):
+        full = name
+        if name.startswith(layers):
+            index, _, rest = name[len(layers) :].partition(".")
+            full = f"{layers}{int(index) + first}.{rest}"
+        dim, part, shape = getattr(weight, "conch_part", (0, None, tuple(weight.shape)))
+        share.sources[name] = Source(full, shape, dim, part)

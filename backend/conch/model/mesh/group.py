@@ -1,0 +1,110 @@
+"""The ranks that compute together, as one of them sees them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from conch.api.mesh import Seat
+
+_LOCALHOST = "127.0.0.1"
+
+
+class MeshGroup:
+    """Collectives of plain tensors over gloo, without anything global: engines in one process do not meet.
+
+    A rank that dies closes its sockets, which raises in all that wait for it; one that hangs raises in them
+    after the seat's timeout.
+
+    Parameters
+    ----------
+    seat
+        Where this rank sits.
+
+    Attributes
+    ----------
+    bytes_reduced, bytes_gathered, bytes_sent
+        Payload that this rank has put into all-reduces, gathers and sends.
+    """
+
+    def __init__(self, seat: Seat) -> None:
+        self.seat = seat
+        shape = seat.shape
+        self._store = dist.FileStore(seat.store, shape.size)  # type: ignore[attr-defined]
+        self._store.set_timeout(timedelta(seconds=seat.timeout_s))
+        self._tensor = self._connect(f"tensor-{seat.stage}", seat.part, shape.tensor)
+        self._pipeline = self._connect(f"pipeline-{seat.part}", seat.stage, shape.pipeline)
+        self._sending: deque[tuple[Any, torch.Tensor]] = deque()
+        self.bytes_reduced = self.bytes_gathered = self.bytes_sent = 0
+
+    def least(self, name: str, number: int) -> int:
+        """Return the least of what all ranks say under a name, which is used once."""
+        self._store.set(f"{name}-{self.seat.rank}", str(number))
+        return min(int(self._store.get(f"{name}-{rank}")) for rank in range(self.seat.shape.size))
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Add up a tensor over the ranks of this stage, in place."""
+        if self._tensor is not None:
+            tensor = tensor.contiguous()
+            self.bytes_reduced += tensor.nbytes
+            self._tensor.allreduce([tensor]).wait()
+        return tensor
+
+    def gather(self, tensor: torch.Tensor, widths: Sequence[int]) -> torch.Tensor | None:
+        """Put the columns of all ranks of this stage beside each other, at its part 0; None elsewhere.
+
+        Parameters
+        ----------
+        tensor : [L, widths[part]]
+        widths
+            Columns of each part.
+        """
+        if self._tensor is None:
+            return tensor
+        widest = max(widths)
+        padded = tensor.new_zeros(len(tensor), widest)
+        padded[:, : tensor.shape[1]] = tensor
+        self.bytes_gathered += padded.nbytes
+        options = dist.distributed_c10d.GatherOptions()
+        options.rootRank = 0
+        if self.seat.part:
+            self._tensor.gather([], [padded], options).wait()
+            return None
+        parts = [torch.empty_like(padded) for _ in widths]
+        self._tensor.gather([parts], [padded], options).wait()
+        return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], dim=1)
+
+    def send(self, hidden: torch.Tensor) -> None:
+        """Start to hand a step's states to the next stage; waits only for those of two steps before."""
+        assert self._pipeline is not None
+        while len(self._sending) >= self.seat.shape.pipeline:
+            self._sending.popleft()[0].wait()
+        hidden = hidden.contiguous()
+        self.bytes_sent += hidden.nbytes
+        self._sending.append((self._pipeline.send([hidden], self.seat.stage + 1, 0), hidden))
+
+    def receive(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Fill a tensor with the states that the stage before sends."""
+        assert self._pipeline is not None
+        self._pipeline.recv([hidden], self.seat.stage - 1, 0).wait()
+        return hidden
+
+    def close(self) -> None:
+        """Close the sockets: whoever waits for this rank sees that it is gone."""
+        self._sending.clear()
+        self._tensor = self._pipeline = None
+
+    def _connect(self, name: str, rank: int, size: int) -> Any:  # noqa: ANN401 - not typed by torch
+        if size == 1:
+            return None
+        options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=_LOCALHOST)]
+        options._timeout = timedelta(seconds=self.seat.timeout_s)
+        options._threads = 1
+        store = dist.PrefixStore(name, self._store)  # type: ignore[attr-defined]
+        return dist.ProcessGroupGloo(store, rank, size, options)

@@ -1,0 +1,97 @@
+"""A rank's model as its worker runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from conch.api import ConfigError, StepBatch
+from conch.model.attention import STEP_KEYWORD, Step
+from conch.model.describe import Description
+from conch.model.logits import Logits
+from conch.model.mesh.cut import Share
+from conch.model.mesh.group import MeshGroup
+from conch.model.mesh.layers import join_layers
+from conch.model.mesh.split import part_of
+from conch.model.mesh.weights import fill
+from conch.model.states import KeptStates
+
+Progress = Callable[[str, float], None]
+
+
+class StagedModel:
+    """The layers of a stage, and what comes before and after them: tokens or states in, states or logits out.
+
+    Parameters
+    ----------
+    share
+        The rank's own modules, with weights.
+    group
+        The other ranks.
+    widths
+        Columns of logits of each part.
+    """
+
+    def __init__(self, share: Share, group: MeshGroup, widths: Sequence[int]) -> None:
+        self._module, self._base = share.module, share.base
+        self._group, self._seat = group, group.seat
+        self._widths = widths
+        self._hidden_size: int = share.base.config.hidden_size
+        self._dtype = next(share.module.parameters()).dtype
+
+    def logits(self, batch: StepBatch, step: Step) -> Logits:
+        """Run the step and return the logits of its `logit_rows`; for rank 0."""
+        values = self.compute(batch, step)
+        assert values is not None, "rank 0 gathers the logits"
+        return Logits.of(values.float())
+
+    def keep_states(self, layers: Sequence[int]) -> KeptStates:
+        """Refuse: a rank sees only its own layers.
+
+        Raises
+        ------
+        ConfigError
+            Always.
+        """
+        raise ConfigError("drafting from the model's states is served by one rank only")
+
+    def compute(self, batch: StepBatch, step: Step) -> torch.Tensor | None:
+        """Run this rank's share of the step; returns logits [L, V] at rank 0, None at all others."""
+        given = {
+            "position_ids": batch.positions.unsqueeze(0),
+            "use_cache": False,
+            "return_dict": True,
+            STEP_KEYWORD: step,
+            **self._input(batch),
+        }
+        if not self._seat.is_last_stage:
+            self._group.send(self._base(**given).last_hidden_state[0])
+            return None
+        values: torch.Tensor = self._module(logits_to_keep=batch.logit_rows, **given).logits[0]
+        if not len(values):
+            return values.new_empty(0, sum(self._widths))
+        return self._group.gather(values, self._widths)
+
+    def _input(self, batch: StepBatch) -> dict[str, Any]:
+        if self._seat.is_first_stage:
+            return {"input_ids": batch.input_ids.unsqueeze(0)}
+        states = torch.empty(len(batch.input_ids), self._hidden_size, dtype=self._dtype)
+        return {"inputs_embeds": self._group.receive(states).unsqueeze(0)}
+
+
+def load_share(share: Share, description: Description, group: MeshGroup, progress: Progress) -> StagedModel:
+    """Load the weights of a share, and connect it to the other ranks.
+
+    Raises
+    ------
+    CheckpointError
+        The weights do not fit the model.
+    """
+    fill(share, description, progress)
+    join_layers(share, group)
+    parts = group.seat.shape.tensor
+    total = description.spec.vocab_size
+    ranges = [part_of(total, parts, index) for index in range(parts)]
+    return StagedModel(share, group, [last - first for first, last in ranges])

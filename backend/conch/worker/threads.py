@@ -1,0 +1,20 @@
+"""How many threads a rank computes with."""
+
+from __future__ import annotations
+
+import os
+
+from conch.api import EngineConfig
+
+
+def threads_of(config: EngineConfig) -> int:
+    """Return what the configuration asks for; by default ranks on one machine divide its cores."""
+    ranks = config.tensor_parallel_size * config.pipeline_parallel_size
+    return config.num_threads or max(1, _cores() // ranks)
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
