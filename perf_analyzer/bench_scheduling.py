@@ -5,16 +5,14 @@ Writes one JSON and a plot, prints one table, and last a line of JSON with the h
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import bench_serving
-from loadgen import machine, processes, report
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from loadgen import processes, report
 from rich.table import Table
+from serving_experiments.suite import Suite, title_of
 
 EXPERIMENTS = (
     "planning_cost",
@@ -35,25 +33,6 @@ HEADLINE = {
     "fair_service_gap_over_bound": "most that two tenants' service differs, over the VTC paper's bound",
     "slo_attainment": "requests whose targets are met, by load and scheduler, simulated",
 }
-
-
-def parse_arguments() -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--quick", action="store_true", help="smoke run: exercises everything, measures nothing"
-    )
-    parser.add_argument(
-        "--only", action="append", choices=EXPERIMENTS, help="run this experiment; may be repeated"
-    )
-    parser.add_argument("--model", help="folder or GGUF file; the default is that of `conch serve`")
-    parser.add_argument("--model-name", default="smollm2", help="what the server calls it")
-    parser.add_argument("--dtype", default="bfloat16", help="of weights, activations and KV")
-    parser.add_argument("--serve-command", help="what starts a server; the default is `conch serve`")
-    parser.add_argument(
-        "--output", type=Path, help="folder for the result (default: results/scheduling, or .cache/quick)"
-    )
-    return parser.parse_args()
 
 
 def figures_table(title: str, headline: Mapping[str, Any]) -> Table:
@@ -91,35 +70,16 @@ def draw(results: Mapping[str, Any], path: Path) -> str | None:
 def main() -> int:
     """Run, write, print."""
     processes.unwind_on_sigterm()
-    arguments = parse_arguments()
+    suite = Suite("scheduling", EXPERIMENTS, tuple(HEADLINE))
+    arguments = suite.parse_arguments(__doc__)
     output, errors = report.consoles()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    environment = machine.describe()
-    with Progress(*columns, console=errors) as progress:
-        bench = bench_serving.make_bench(arguments, progress)
-        names = arguments.only or list(EXPERIMENTS)
-        results, failures = bench_serving.run(bench, names, errors, "scheduling_experiments")
-    found = {key: value for result in results.values() for key, value in result.items()}
-    headline = {key: found.get(key) for key in HEADLINE}
-    path = report.write(
-        "scheduling",
-        {
-            "headline": headline,
-            "quick": bench.quick,
-            "model": Path(bench.model_path).name,
-            "dtype": bench.dtype,
-            **environment,
-            "failures": failures,
-            "experiments": results,
-        },
-        arguments.output or (machine.ROOT / ".cache" / "quick" if bench.quick else None),
-    )
-    output.print(figures_table("Scheduling" + (" (quick: not a measurement)" * bench.quick), headline))
-    if excuse := draw(results, path):
+    found = suite.run(arguments, errors)
+    output.print(figures_table(title_of(found, "Scheduling"), found.headline))
+    if excuse := draw(found.results, found.path):
         output.print(excuse, markup=False)
-    output.print(f"written to {path}", markup=False, soft_wrap=True)
-    report.print_last_line(output, headline)
-    return 1 if failures else 0
+    output.print(f"written to {found.path}", markup=False, soft_wrap=True)
+    report.print_last_line(output, found.headline)
+    return 1 if found.failures else 0
 
 
 if __name__ == "__main__":

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
-import importlib
-import shlex
 import sys
-import time
-from pathlib import Path
-from typing import Any
 
-from loadgen import machine, processes, report
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from serving_experiments.bench import DEMO_MODEL, Bench
+from loadgen import processes, report
+from serving_experiments.suite import Suite, title_of
 
 EXPERIMENTS = (
     "concurrency_sweep",
@@ -36,92 +28,19 @@ HEADLINE = {
 }
 
 
-def parse_arguments() -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--quick", action="store_true", help="smoke run: exercises everything, measures nothing"
-    )
-    parser.add_argument(
-        "--only", action="append", choices=EXPERIMENTS, help="run this experiment; may be repeated"
-    )
-    parser.add_argument("--model", help="folder or GGUF file; the default is that of `conch serve`")
-    parser.add_argument("--model-name", default="smollm2", help="what the server calls it")
-    parser.add_argument("--dtype", default="bfloat16", help="of weights, activations and KV in all programs")
-    parser.add_argument("--serve-command", help="what starts a server; the default is `conch serve`")
-    parser.add_argument(
-        "--output", type=Path, help="folder for the result (default: results/serving, or .cache/quick)"
-    )
-    return parser.parse_args()
-
-
-def make_bench(arguments: argparse.Namespace, progress: Progress) -> Bench:
-    """Settle what is measured."""
-    default_command = f"{Path(sys.executable).parent / 'conch'} serve"
-    command = shlex.split(arguments.serve_command or default_command)
-    if arguments.model:
-        command += ["--model", arguments.model]
-    return Bench(
-        serve_command=tuple(command),
-        model_path=arguments.model or DEMO_MODEL,
-        progress=progress,
-        dtype=arguments.dtype,
-        model_name=arguments.model_name,
-        quick=arguments.quick,
-    )
-
-
-def run(
-    bench: Bench, names: list[str], console: Console, package: str = "serving_experiments"
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Run experiments of a package; one that fails is reported, and does not take the others with it."""
-    results: dict[str, Any] = {}
-    failures: dict[str, str] = {}
-    for name in names:
-        began = time.monotonic()
-        try:
-            results[name] = importlib.import_module(f"{package}.{name}").measure(bench)
-            results[name]["wall_s"] = round(time.monotonic() - began, 1)
-        except Exception as error:
-            failures[name] = f"{type(error).__name__}: {error}"
-            console.print(f"[red]{name} failed[/red]")
-            console.print(failures[name], markup=False)
-    return results, failures
-
-
 def main() -> int:
     """Run, write, print."""
     processes.unwind_on_sigterm()
-    arguments = parse_arguments()
+    suite = Suite("serving", EXPERIMENTS, tuple(HEADLINE))
+    arguments = suite.parse_arguments(__doc__)
     output, errors = report.consoles()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    environment = machine.describe()
-    with Progress(*columns, console=errors) as progress:
-        bench = make_bench(arguments, progress)
-        results, failures = run(bench, arguments.only or list(EXPERIMENTS), errors)
-    found = {key: value for result in results.values() for key, value in result.items()}
-    headline = {key: found.get(key) for key in HEADLINE}
-    path = report.write(
-        "serving",
-        {
-            "headline": headline,
-            "quick": bench.quick,
-            "model": Path(bench.model_path).name,
-            "dtype": bench.dtype,
-            **environment,
-            "failures": failures,
-            "experiments": results,
-        },
-        arguments.output or (machine.ROOT / ".cache" / "quick" if bench.quick else None),
-    )
-    if "concurrency_sweep" in results:
-        output.print(report.latency_table("Concurrency", results["concurrency_sweep"]["concurrency"]))
-    output.print(
-        report.headline_table("Serving" + (" (quick: not a measurement)" * bench.quick), headline, HEADLINE)
-    )
-    output.print(f"written to {path}", markup=False, soft_wrap=True)
-    report.print_last_line(output, headline)
-    return 1 if failures else 0
+    found = suite.run(arguments, errors)
+    if "concurrency_sweep" in found.results:
+        output.print(report.latency_table("Concurrency", found.results["concurrency_sweep"]["concurrency"]))
+    output.print(report.headline_table(title_of(found, "Serving"), found.headline, HEADLINE))
+    output.print(f"written to {found.path}", markup=False, soft_wrap=True)
+    report.print_last_line(output, found.headline)
+    return 1 if found.failures else 0
 
 
 if __name__ == "__main__":
