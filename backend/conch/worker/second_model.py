@@ -12,7 +12,7 @@ from conch.model.attention import PagedStep
 from conch.model.choosing import load_model
 from conch.worker.batch_builder import BatchBuilder
 from conch.worker.draft_draws import DraftDraws
-from conch.worker.pool import allocate_pools, block_bytes
+from conch.worker.draft_pool import DraftPool
 from conch.worker.prepare import Prepared, prepare
 from conch.worker.row_table import RowTable
 from conch.worker.scratch import ScratchBlocks
@@ -55,7 +55,7 @@ def prepare_draft_model(config: EngineConfig, target: ModelSpec, progress: Progr
     return prepared
 
 
-class SecondModel:
+class SecondModel(DraftPool):
     """`conch.api.DraftModel`, over the worker's own row table.
 
     Parameters
@@ -91,14 +91,14 @@ class SecondModel:
         reasons = kernel.unfit(prepared.spec.attention)
         if reasons:
             raise PluginError(f"attention kernel for the draft model: {'; '.join(reasons)}")
-        self._config, self._spec, self._kernel = config, prepared.spec, kernel
+        scratch = ScratchBlocks(table, config.block_size, config.max_num_seqs, settings.num_tokens)
+        super().__init__(prepared.spec, kernel, scratch)
+        self._config = config
         self._draws = draws
         self._builder = BatchBuilder(table, config.block_size, torch.device(prepared.spec.attention.device))
         self._max_model_len = min(prepared.spec.max_model_len, target.spec.max_model_len)
         self._reach = target.spec.attention.reach
-        self._scratch = ScratchBlocks(table, config.block_size, config.max_num_seqs, settings.num_tokens)
         self._model = load_model(prepared.description, config, kernel, progress)
-        self._pools: list[torch.Tensor] = []
 
     @property
     def max_model_len(self) -> int:
@@ -109,22 +109,6 @@ class SecondModel:
     def max_num_tokens(self) -> int:
         """Tokens that one call of `logits` should have at most."""
         return self._config.max_num_batched_tokens
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of one block over all layers."""
-        return block_bytes(self._spec, self._kernel)
-
-    @property
-    def num_scratch_blocks(self) -> int:
-        """Blocks besides those of the pool, for drafts that are ahead of their request's blocks."""
-        return self._scratch.count
-
-    def allocate(self, num_blocks: int) -> list[torch.Tensor]:
-        """Allocate the KV pool, the scratch blocks last; returns it, for whole blocks to be moved in."""
-        self._scratch.put_after(num_blocks)
-        self._pools = allocate_pools(self._spec, self._kernel, num_blocks + self.num_scratch_blocks)
-        return self._pools
 
     def begin(self, rows: Sequence[Row]) -> None:
         """Begin the drafting of a step: the target has just computed `rows`."""

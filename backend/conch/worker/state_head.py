@@ -25,13 +25,13 @@ from conch.model.eagle.layout import HeadLayout
 from conch.model.eagle.parts import read_head
 from conch.worker.batch_builder import BatchBuilder
 from conch.worker.draft_draws import DraftDraws
-from conch.worker.pool import allocate_pools, block_bytes
+from conch.worker.draft_pool import DraftPool
 from conch.worker.prepare import Prepared
 from conch.worker.row_table import RowTable
 from conch.worker.scratch import ScratchBlocks
 
 
-class StateHead:
+class StateHead(DraftPool):
     """`conch.api.DraftHead`, over the worker's own row table.
 
     Slot i of its KV is computed in the step in which the target computes token i: only then are there states.
@@ -70,37 +70,21 @@ class StateHead:
             raise ConfigError("this drafter needs speculative_config.model")
         folder = Path(resolve_model_reference(settings.model)).expanduser()
         layout, weights = read_head(folder, target.description)
-        self._spec = _spec_of(layout, target.spec)
-        self._kernel = build_kernel(self._spec)
-        reasons = self._kernel.unfit(self._spec.attention)
+        spec = _spec_of(layout, target.spec)
+        kernel = build_kernel(spec)
+        reasons = kernel.unfit(spec.attention)
         if reasons:
             raise PluginError(f"attention kernel for the head: {'; '.join(reasons)}")
-        self._head = EagleHead(layout, weights, self._kernel, target.spec.max_model_len)
+        scratch = ScratchBlocks(table, config.block_size, config.max_num_seqs, settings.num_tokens)
+        super().__init__(spec, kernel, scratch)
+        self._head = EagleHead(layout, weights, kernel, target.spec.max_model_len)
         self._states = model.keep_states(layout.state_layers)
         self._table, self._draws = table, draws
-        device = torch.device(self._spec.attention.device)
+        device = torch.device(spec.attention.device)
         self._builder = BatchBuilder(table, config.block_size, device, ahead=1)
-        self._scratch = ScratchBlocks(table, config.block_size, config.max_num_seqs, settings.num_tokens)
-        self._pools: list[torch.Tensor] = []
         self._offsets: dict[int, int] = {}
         self._slots: dict[int, int] = {}
         self._outputs = torch.empty(0)
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of one block."""
-        return block_bytes(self._spec, self._kernel)
-
-    @property
-    def num_scratch_blocks(self) -> int:
-        """Blocks besides those of the pool, for drafts that are ahead of their request's blocks."""
-        return self._scratch.count
-
-    def allocate(self, num_blocks: int) -> list[torch.Tensor]:
-        """Allocate the KV pool, the scratch blocks last; returns it, for whole blocks to be moved in."""
-        self._scratch.put_after(num_blocks)
-        self._pools = allocate_pools(self._spec, self._kernel, num_blocks + self.num_scratch_blocks)
-        return self._pools
 
     def begin(self, rows: Sequence[Row]) -> None:
         """Begin the drafting of a step: the target has just computed `rows`."""
