@@ -81,9 +81,8 @@ class Panels<E, int8_t> {
     // Where a group has lanes of no token of the row's, their scales may be NaN: such scores are hidden afterwards,
     // but a weight of 0 would become NaN, so scales of values are 0 there.
     void scale_scores(const Group<int8_t>* groups, int count, float* scores, int rows) {
-        const I32 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
         for (int g = 0; g < count; g++) {
-            value_scales_[g] = lanes < groups[g].tokens ? scales(groups[g].values) : F32{};
+            value_scales_[g] = LANE_NUMBERS < groups[g].tokens ? scales(groups[g].values) : F32{};
             const F32 of_keys = scales(groups[g].keys);
             float* at = scores + g * LANES;
             for (int row = 0; row < rows; row++, at += CHUNK) store(at, load(at) * of_keys);

@@ -157,13 +157,12 @@ class Tile {
     }
 
     void hide(int lane, const Group<Stored>* groups, int count) {
-        const I32 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
         for (int g = 0; g < count; g++, lane += LANES)
             for (int i = 0; i < task_.queries; i++) {
                 const int first = scratch_.first[i] - lane;
                 const int last = std::min(groups[g].tokens, scratch_.last[i] - lane);
                 if (first <= 0 && last >= LANES) continue;
-                const I32 seen = (lanes >= first) & (lanes < last);
+                const I32 seen = (LANE_NUMBERS >= first) & (LANE_NUMBERS < last);
                 for (int row = i * task_.heads; row < (i + 1) * task_.heads; row++) {
                     float* at = scratch_.scores + row * CHUNK + g * LANES;
                     store(at, seen ? load(at) : splat(NOTHING));

@@ -123,7 +123,8 @@ class Decoder {
         Own<E>& own = own_[member];
         const int hidden = spec_.hidden, wide = spec_.heads * spec_.head_size;
         int rows = step.rows.tokens;
-        own.later.list(step.rows, spec_.kv, spec_.kv.is_int8 ? 1 : sizeof(E), widest_, member, team.size());
+        if (rows > MAX_ROWS)  // fewer fetch nothing
+            own.later.list(step.rows, spec_.kv, spec_.kv.is_int8 ? 1 : sizeof(E), widest_, member, team.size());
         own.later.rest();
         embed(team, step);
         const Norm none = {};

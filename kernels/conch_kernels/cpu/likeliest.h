@@ -9,8 +9,6 @@
 
 namespace conch {
 
-constexpr I32 LANE_NUMBERS = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-
 struct Likeliest {
     float value;
     int64_t column;

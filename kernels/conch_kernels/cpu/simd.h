@@ -27,6 +27,8 @@ typedef uint32_t U32 __attribute__((vector_size(64)));
 typedef uint16_t U16 __attribute__((vector_size(32)));
 typedef int8_t I8 __attribute__((vector_size(16)));
 
+constexpr I32 LANE_NUMBERS = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
 struct bf16 {
     uint16_t bits;
 };
