@@ -59,15 +59,17 @@ EXPORT void conch_multiply(Team* team, const void* left, const Matrix* weight, f
     team->run([&](int) {
         KvAhead none;
         if (weight->format == FP32)
-            multiply(*team, Left<float>{static_cast<const float*>(left), weight->depth, rows}, *weight, none, keep);
+            multiply(*team, Left<float>{static_cast<const float*>(left), weight->depth, rows}, *weight, *weight,
+                     none, keep);
         else if (weight->format == BF16)
-            multiply(*team, Left<bf16>{static_cast<const bf16*>(left), weight->depth, rows}, *weight, none, keep);
+            multiply(*team, Left<bf16>{static_cast<const bf16*>(left), weight->depth, rows}, *weight, *weight,
+                     none, keep);
         else if (element == FP32)
             multiply_quantised(*team, Left<float>{static_cast<const float*>(left), weight->depth, rows}, quantised,
-                               *weight, keep);
+                               *weight, *weight, keep);
         else
             multiply_quantised(*team, Left<bf16>{static_cast<const bf16*>(left), weight->depth, rows}, quantised,
-                               *weight, keep);
+                               *weight, *weight, keep);
     });
 }
 

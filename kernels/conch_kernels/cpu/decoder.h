@@ -134,7 +134,7 @@ class Decoder {
             const Pool pool = pool_of(step, index);
             const Left<E> normed = settle(team, rows, *owed, layer.attention_in, own);
             if (step.states) keep_states(team, step, index, member);
-            product(team, normed, layer.qkv, own.later, keep(layer.qkv, space_.qkv.data()));
+            product(team, normed, layer.qkv, layer.out, own.later, keep(layer.qkv, space_.qkv.data()));
             place(team, step.rows, layer, pool);
             const bool last = index + 1 == spec_.num_layers;
             if (last && !ends_with_states(step) && !(rows = gather(team, step))) return;
@@ -145,12 +145,12 @@ class Decoder {
                 own.later.aim(pool_of(step, index + 1));
             else
                 own.later.rest();
-            product(team, Left<E>{space_.attended.data(), wide, rows}, layer.out, own.later,
+            product(team, Left<E>{space_.attended.data(), wide, rows}, layer.out, layer.up, own.later,
                     add(layer.out, layer.attention_out));
-            product(team, settle(team, rows, layer.attention_out, layer.mlp_in, own), layer.up, own.later,
+            product(team, settle(team, rows, layer.attention_out, layer.mlp_in, own), layer.up, layer.down, own.later,
                     activated(layer.up));
-            product(team, Left<E>{space_.inner.data(), spec_.inner, rows}, layer.down, own.later,
-                    add(layer.down, layer.mlp_out));
+            product(team, Left<E>{space_.inner.data(), spec_.inner, rows}, layer.down,
+                    last ? spec_.head : layers_[index + 1].qkv, own.later, add(layer.down, layer.mlp_out));
             owed = &layer.mlp_out;
         }
         if (ends_with_states(step)) {
@@ -161,16 +161,17 @@ class Decoder {
             if (!(rows = gather(team, step))) return;
         }
         own.seen.begin(rows);
-        product(team, settle(team, rows, *owed, spec_.final, own), spec_.head, own.later,
+        product(team, settle(team, rows, *owed, spec_.final, own), spec_.head, spec_.head, own.later,
                 logits(step.logits, own.seen));
     }
 
     template <class Finish>
-    void product(Team& team, Left<E> left, const Matrix& weight, KvAhead& later, Finish finish) {
+    void product(Team& team, Left<E> left, const Matrix& weight, const Matrix& after, KvAhead& later,
+                 Finish finish) {
         if (weight.format == FP32 || weight.format == BF16)
-            multiply<E>(team, left, weight, later, finish);
+            multiply<E>(team, left, weight, after, later, finish);
         else
-            multiply_quantised<E>(team, left, space_.quantised, weight, finish);
+            multiply_quantised<E>(team, left, space_.quantised, weight, after, finish);
     }
 
     static Pool pool_of(const Step& step, int layer) {

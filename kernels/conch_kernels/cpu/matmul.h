@@ -22,7 +22,8 @@ constexpr int ONCE_AHEAD = 6144;
 // So many rows keep a core busy enough that memory has time for something else.
 constexpr int BUSY_ROWS = MAX_ROWS * 3 / 4;
 
-// out[ROWS][PANEL] = rows of a times one panel. Many rows fetch lines of `later` on the way.
+// out[ROWS][PANEL] = rows of a times one panel. A few rows read it as it comes, and go on at `ahead`; more fetch
+// `ahead` on the way, and many lines of `later`, too.
 template <class E, int ROWS>
 void tile(const E* a, ptrdiff_t stride, const E* panel, int depth, const char* ahead, KvAhead& later,
           float* out) {
@@ -32,12 +33,15 @@ void tile(const E* a, ptrdiff_t stride, const E* panel, int depth, const char* a
 #pragma GCC unroll 4
     for (int i = 0; i < (ROWS + 2) / 3; i++) third[i] = a + 3 * i * stride;
     [[maybe_unused]] const char* piece = nullptr;
+    [[maybe_unused]] const char* once = reinterpret_cast<const char*>(panel) + ONCE_AHEAD;
+    [[maybe_unused]] const int turn = depth - ONCE_AHEAD / (PANEL * int(sizeof(E)));
     for (int k = 0; k < depth; k += fold) {
         auto left = load_panel(panel), right = load_panel(panel + LANES * fold);
         panel += PANEL * fold;
         if constexpr (ROWS <= FEW_ROWS) {
-            for (int line = 0; line < PANEL * fold * int(sizeof(E)); line += 64)
-                prefetch_once(reinterpret_cast<const char*>(panel) + ONCE_AHEAD + line);
+            if (k == turn) once = ahead;
+            for (int line = 0; line < PANEL * fold * int(sizeof(E)); line += 64) prefetch_once(once + line);
+            once += PANEL * fold * sizeof(E);
         } else {
             prefetch_to_l2(ahead);
             ahead += 64;
@@ -82,10 +86,11 @@ template <class E>
 inline constexpr auto PRODUCTS = products<E>(std::make_integer_sequence<int, MAX_ROWS>{});
 
 // For each tile of left * weight: finish(first row, rows, first column, values [rows][PANEL]). To be called by
-// all members of the team; returns when the whole product is done.
+// all members of the team, which multiply with `after` next; returns when the whole product is done.
 template <class E, class Finish>
-void multiply(Team& team, Left<E> left, const Matrix& weight, KvAhead& later, Finish finish) {
+void multiply(Team& team, Left<E> left, const Matrix& weight, const Matrix& after, KvAhead& later, Finish finish) {
     const Cut cut(left.count, weight.num_panels(), team.size());
+    const Onward onward(cut, weight, after, team.size());
     const size_t panel_bytes = weight.panel_bytes();
     team.each(cut.items(), [&](int item) {
         alignas(64) float values[MAX_ROWS * PANEL];
@@ -94,7 +99,7 @@ void multiply(Team& team, Left<E> left, const Matrix& weight, KvAhead& later, Fi
         int tiles = ceil_div(last - first, MAX_ROWS);
         for (; panel < end; panel++) {
             const char* weights = weight.panels + panel * panel_bytes;
-            const char* ahead = weights + panel_bytes;
+            const char* ahead = panel + 1 < end ? weights + panel_bytes : onward.from(item);
             for (int i = 0; i < tiles; i++) {
                 int row = first + (last - first) * i / tiles;
                 int rows = first + (last - first) * (i + 1) / tiles - row;

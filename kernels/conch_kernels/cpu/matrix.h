@@ -69,6 +69,32 @@ struct Cut {
         runs = ceil_div(panels, run);
     }
     int items() const { return blocks * runs; }
+    int first_panel(int item) const { return item % runs * run; }
+};
+
+// Where a member will most likely read on when it is through with an item of a product, so that it can fetch that:
+// members take turns, and one product comes after the other.
+class Onward {
+   public:
+    Onward(const Cut& cut, const Matrix& weight, const Matrix& after, int members)
+        : cut_(cut),
+          following_(cut.rows, after.num_panels(), members),
+          weight_(weight),
+          after_(after),
+          members_(members) {}
+
+    const char* from(int item) const {
+        const int next = item + members_;
+        if (next < cut_.items()) return at(weight_, cut_.first_panel(next));
+        return at(after_, following_.first_panel(next - cut_.items()));
+    }
+
+   private:
+    static const char* at(const Matrix& weight, int panel) { return weight.panels + panel * weight.panel_bytes(); }
+
+    const Cut cut_, following_;
+    const Matrix &weight_, &after_;
+    const int members_;
 };
 
 }  // namespace conch

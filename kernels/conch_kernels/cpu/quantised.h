@@ -240,10 +240,12 @@ inline QuantisedTile quantised_tile_of(int format) {
 }
 
 // For each tile of left * weight: finish(first row, rows, first column, values [rows][PANEL]), of at most
-// MAX_ROWS rows. To be called by all members of the team; returns when the whole product is done.
+// MAX_ROWS rows. To be called by all members of the team, which multiply with `after` next; returns when the whole
+// product is done.
 template <class Finish>
-void multiply_quantised(Team& team, QuantisedLeft left, const Matrix& weight, Finish finish) {
+void multiply_quantised(Team& team, QuantisedLeft left, const Matrix& weight, const Matrix& after, Finish finish) {
     const Cut cut(left.count(), weight.num_panels(), team.size());
+    const Onward onward(cut, weight, after, team.size());
     const size_t panel_bytes = weight.panel_bytes();
     const QuantisedTile tile = quantised_tile_of(weight.format);
     team.each(cut.items(), [&](int item) {
@@ -252,7 +254,7 @@ void multiply_quantised(Team& team, QuantisedLeft left, const Matrix& weight, Fi
         int panel = item % cut.runs * cut.run, end = std::min(cut.panels, panel + cut.run);
         for (; panel < end; panel++) {
             const char* weights = weight.panels + panel * panel_bytes;
-            const char* ahead = weights + panel_bytes;
+            const char* ahead = panel + 1 < end ? weights + panel_bytes : onward.from(item);
             for (int row = first, rows; row < last; row += rows) {
                 rows = std::min(last, (row / TILE_ROWS + 1) * TILE_ROWS) - row;
                 tile(left.at(row, 0), left.tile_rows(row), rows, weights, left.groups(), ahead, values);
@@ -288,16 +290,16 @@ void quantise_rows(Team& team, Left<E> left, QuantisedLeft to) {
 // takes less time than waiting for the others.
 template <class E, class Finish>
 void multiply_quantised(Team& team, Left<E> left, QuantisedRows& scratch, const Matrix& weight,
-                        Finish finish) {
+                        const Matrix& after, Finish finish) {
     if (left.count * (weight.depth / GROUP) <= OWN_GROUPS) {
         LeftGroup own[OWN_GROUPS];
         QuantisedLeft rows(own, left.count, weight.depth);
         quantise_range(left, rows, 0, left.count * rows.groups());
-        multiply_quantised(team, rows, weight, finish);
+        multiply_quantised(team, rows, weight, after, finish);
     } else {
         QuantisedLeft rows = scratch.fit(left.count, weight.depth);
         quantise_rows(team, left, rows);
-        multiply_quantised(team, rows, weight, finish);
+        multiply_quantised(team, rows, weight, after, finish);
     }
 }
 

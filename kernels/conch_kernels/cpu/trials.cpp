@@ -25,9 +25,9 @@ EXPORT void conch_multiply_all(Team* team, const Matrix* matrices, int count, co
                 std::copy_n(values + row * PANEL, PANEL, product + ptrdiff_t(first + row) * stride + column);
         };
         if (weight.format == BF16)
-            multiply(*team, operand, weight, none, keep);
+            multiply(*team, operand, weight, weight, none, keep);
         else
-            multiply_quantised(*team, operand, quantised, weight, keep);
+            multiply_quantised(*team, operand, quantised, weight, weight, keep);
     };
     for (int round = 0; round < rounds; round++) {
         team->run([&](int) { std::for_each(matrices, matrices + count, multiply_one); });
