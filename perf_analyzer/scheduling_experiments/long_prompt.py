@@ -13,7 +13,7 @@ from serving_experiments import chunked_prefill
 from serving_experiments.bench import Bench
 
 LONG_PROMPT_TOKENS = 6_000
-TPOT_TARGET_S = 0.02
+TPOT_TARGET_S = 0.016
 MODES: chunked_prefill.Modes = (
     ("chunked", {"scheduler": "slo", "tpot_target_s": TPOT_TARGET_S}),
     ("chunked_512", {"enable_chunked_prefill": True}),
