@@ -54,6 +54,8 @@ def check_same(folder, tensor, pipeline, vocab=90, **settings):
     assert stats.preemptions > 0, "the pool was never short"
     assert stats.prefix_hits > 0
     assert stats.kv_blocks_used == 0
+    assert len(stats.stages_s) == (pipeline if pipeline > 1 else 0)
+    assert all(0 < seconds < stats.steps_s for seconds in stats.stages_s)
 
 
 def test_two_stages_with_drafts():

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from conch.api.config import EngineConfig
     from conch.api.model_spec import ModelSpec
 
+MAX_STAGES = 64
+
 
 def check_mesh(config: EngineConfig) -> None:
     """Refuse settings that more than one rank cannot serve.
@@ -24,6 +26,8 @@ def check_mesh(config: EngineConfig) -> None:
     )
     if config.tensor_parallel_size * config.pipeline_parallel_size == 1:
         return
+    if config.pipeline_parallel_size > MAX_STAGES:
+        raise ConfigError(f"pipeline_parallel_size must be at most {MAX_STAGES}")
     if config.parallelism == "single":
         raise ConfigError(f"parallelism 'single' is one rank; {sizes} need 'mesh' (or 'auto')")
     if config.model_impl == "fused":

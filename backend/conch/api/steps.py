@@ -166,11 +166,15 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True):
         What drafting for the next step has taken.
     failed_moves
         Indices of the plan's moves whose targets hold nothing of use: a disk was full, say.
+    stages_s
+        Seconds that each stage of a pipeline has computed, not counting what it waited for the others; empty
+        where there is none.
     """
 
     rows: tuple[RowResult, ...]
     drafting_s: float = 0.0
     failed_moves: tuple[int, ...] = ()
+    stages_s: tuple[float, ...] = ()
 
 
 class FinishReason(str, Enum):

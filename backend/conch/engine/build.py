@@ -28,6 +28,7 @@ from conch.worker import (
     DraftLoaders,
     FollowingWorker,
     InMesh,
+    LastStage,
     LocalWorker,
     Prepared,
     WorkerPlugins,
@@ -117,8 +118,12 @@ def _build_parts(
         return drafter
 
     def build_worker(seat: Seat | None = None) -> Worker:
-        place = None if seat is None else InMesh(prepared.description, config, seat)
-        return LocalWorker(prepared, WorkerPlugins(build_kernel, build_drafter), progress, place)
+        plugins = WorkerPlugins(build_kernel, build_drafter)
+        if seat is None:
+            return LocalWorker(prepared, plugins, progress)
+        place = InMesh(prepared.description, config, seat)
+        worker = LocalWorker(prepared, plugins, progress, place)
+        return worker if seat.shape.pipeline == 1 else LastStage(worker, place.clock)
 
     ranks = ProcessRanks(config, build_worker)
     own = context.with_worker_factory(build_worker).with_ranks(ranks)

@@ -81,7 +81,9 @@ class Engine:
         if not self._in_flight.is_empty:
             plan, ticket = self._in_flight.pop_oldest()
             result = self._parallelism.collect(ticket)
-            self._observer.observe(plan, result, self._in_flight.lap())
+            seconds = self._in_flight.lap()
+            self._observer.observe(plan, result, seconds)
+            self._counters.count_times(result, seconds)
             self._commit(plan, result)
         return self._take_news()
 
@@ -107,7 +109,6 @@ class Engine:
 
     def _commit(self, plan: StepPlan, result: StepResult) -> None:
         self._overlap.end(plan)
-        self._counters.drafting_s += result.drafting_s
         for row, brought in zip(plan.rows, result.rows, strict=True):
             request = self._requests.get(row.request_id)
             if request is not None:  # it may have been cancelled while it was computed

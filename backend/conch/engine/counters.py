@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from conch.api.request import Request
-from conch.api.steps import Arena, Row, RowResult, StepPlan
+from conch.api.steps import Arena, Row, RowResult, StepPlan, StepResult
 
 
 @dataclass(slots=True)
@@ -26,6 +27,8 @@ class Counters:
     drafts_accepted: int = 0
     accepted_by_position: tuple[int, ...] = ()
     drafting_s: float = 0.0
+    steps_s: float = 0.0
+    stages_s: tuple[float, ...] = ()
 
     def count_plan(self, plan: StepPlan, first_admissions: list[Request]) -> None:
         """Count a plan that was submitted; `first_admissions` are requests that run for the first time."""
@@ -39,6 +42,12 @@ class Counters:
             self.prompt_tokens += request.num_prompt
             self.prefix_queries += request.num_prompt
             self.prefix_hits += request.num_cached
+
+    def count_times(self, result: StepResult, seconds: float) -> None:
+        """Count what a step has taken that added `seconds` to the time of all requests."""
+        self.steps_s += seconds
+        self.drafting_s += result.drafting_s
+        self.stages_s = tuple(map(sum, zip_longest(self.stages_s, result.stages_s, fillvalue=0.0)))
 
     def count_row(self, row: Row, brought: RowResult, kept: int) -> None:
         """Count a row that was committed, of whose new tokens `kept` were."""

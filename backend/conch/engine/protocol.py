@@ -133,6 +133,10 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
         Of the right ones, how many stood first in their draft, second, and so on.
     drafting_s
         Seconds that drafting has taken.
+    steps_s
+        Seconds in which there was a step to compute.
+    stages_s
+        Seconds that each stage of a pipeline has computed in them; empty where there is none.
     """
 
     running: int = 0
@@ -160,6 +164,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     drafts_accepted: int = 0
     accepted_by_position: tuple[int, ...] = ()
     drafting_s: float = 0.0
+    steps_s: float = 0.0
+    stages_s: tuple[float, ...] = ()
 
 
 class StepNews(msgspec.Struct, frozen=True, tag="news"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from conch.api.mesh_config import MAX_STAGES
 from conch.api.speculative import MAX_SPECULATIVE_TOKENS
 from conch.engine.protocol import EngineStats
 
@@ -39,6 +40,8 @@ READY = "engine_ready"
 REPLICAS_READY = "replicas_ready"
 ACCEPTED_BY_POSITION = "spec_decode_num_accepted_tokens_per_pos_total"
 ACCEPTANCE_LENGTH = "spec_decode_mean_acceptance_length"
+STAGE_SECONDS = "pipeline_stage_busy_seconds_total"
+BUBBLES = "pipeline_bubble_fraction"
 
 _LATENCY_BUCKETS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
@@ -102,6 +105,13 @@ COUNTERS = {
         at_zero=False,
     ),
     "spec_decode_drafting_seconds_total": Counter("Seconds that drafting took."),
+    "engine_busy_seconds_total": Counter("Seconds in which the engine had a step to compute."),
+    STAGE_SECONDS: Counter(
+        "Seconds in which a stage of a pipeline computed.",
+        "stage",
+        tuple(str(stage) for stage in range(MAX_STAGES)),
+        at_zero=False,
+    ),
 }
 
 FROM_STATS = {
@@ -120,8 +130,12 @@ FROM_STATS = {
     "spec_decode_num_draft_tokens_total": "drafts_proposed",
     "spec_decode_num_accepted_tokens_total": "drafts_accepted",
     "spec_decode_drafting_seconds_total": "drafting_s",
+    "engine_busy_seconds_total": "steps_s",
 }
 """Counter to the field of `EngineStats` that it sums over the lives of all engine processes."""
+
+FROM_TUPLES = {ACCEPTED_BY_POSITION: "accepted_by_position", STAGE_SECONDS: "stages_s"}
+"""The same, of fields that hold one number for each value of the counter's label."""
 
 GAUGES = {
     RUNNING: "Choices of requests that hold KV.",
@@ -137,9 +151,10 @@ GAUGES = {
     READY: "Whether the engine serves.",
     REPLICAS_READY: "Engines of the model instance that serve; fewer than there are is a degraded model.",
     ACCEPTANCE_LENGTH: "Tokens that a verified draft has brought on average, with the one after it.",
+    BUBBLES: "Share of its stages' time that a pipeline has idled while there were steps to compute.",
 }
 
-OF_ENGINES = frozenset({RESTARTS, ACCEPTED_BY_POSITION, *FROM_STATS, *GAUGES} - {REPLICAS_READY})
+OF_ENGINES = frozenset({RESTARTS, *FROM_STATS, *FROM_TUPLES, *GAUGES} - {REPLICAS_READY})
 """What is counted for each engine apart; all else is about requests, or the model instance."""
 
 HISTOGRAMS = {
@@ -166,4 +181,11 @@ def gauges_of(stats: EngineStats) -> dict[str, float]:
         PREFIX_HOST_BLOCKS: stats.prefix_host_blocks,
         PREFIX_DISK_BLOCKS: stats.prefix_disk_blocks,
         ACCEPTANCE_LENGTH: 1 + stats.drafts_accepted / stats.drafts if stats.drafts else 0.0,
+        BUBBLES: bubble_fraction(stats),
     }
+
+
+def bubble_fraction(stats: EngineStats) -> float:
+    """Return what share of their time the stages of a pipeline have idled; 0 where there is none."""
+    most_s = len(stats.stages_s) * stats.steps_s
+    return max(0.0, 1 - sum(stats.stages_s) / most_s) if most_s else 0.0

@@ -6,6 +6,7 @@ import threading
 from collections import Counter as Tally
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import NamedTuple
 
 from conch.api.errors import ErrorCode
@@ -133,10 +134,11 @@ class EngineAccount:
             grown = getattr(stats, key) - getattr(self._last, key)
             if grown > 0:
                 counts[self._series(name)] = grown
-        for position, count in enumerate(stats.accepted_by_position):
-            grown = count - sum(self._last.accepted_by_position[position : position + 1])
-            if grown > 0:
-                counts[self._series(names.ACCEPTED_BY_POSITION, str(position))] = grown
+        for name, key in names.FROM_TUPLES.items():
+            pairs = zip_longest(getattr(stats, key), getattr(self._last, key), fillvalue=0)
+            for index, (count, last) in enumerate(pairs):
+                if count > last:
+                    counts[self._series(name, str(index))] = count - last
         self._last = stats
         self._accounts.add(counts, self._gauges(stats))
 

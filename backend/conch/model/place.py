@@ -11,6 +11,7 @@ from conch.model.choosing import Model, load_model
 from conch.model.describe import Description
 from conch.model.mesh.cut import cut_model
 from conch.model.mesh.group import MeshGroup
+from conch.model.mesh.handover import StageClock
 from conch.model.mesh.split import share_of
 from conch.model.mesh.staged import StagedModel, load_share
 
@@ -76,14 +77,20 @@ class InMesh:
     """
 
     def __init__(self, description: Description, config: EngineConfig, seat: Seat) -> None:
-        self._description = description
+        self._description, self._config = description, config
         self._share = cut_model(description, seat, config.trust_remote_code)
         self._group = MeshGroup(seat)
         self.spec = share_of(description.spec, self._share.heads, self._share.layers)
 
+    @property
+    def clock(self) -> StageClock:
+        """Of its stage."""
+        return self._group.handover.clock
+
     def load(self, kernel: AttentionKernel, progress: Progress) -> StagedModel:
         """Load the share in transformers' own modules."""
-        return load_share(self._share, self._description, self._group, progress)
+        most_tokens = self._config.max_num_batched_tokens
+        return load_share(self._share, self._description, self._group, most_tokens, progress)
 
     def least(self, name: str, number: int) -> int:
         """Ask all ranks."""

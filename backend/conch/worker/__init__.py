@@ -3,7 +3,17 @@
 from conch.model.place import InMesh
 from conch.worker.drafting_parts import DraftLoaders, WorkerPlugins
 from conch.worker.following import FollowingWorker
+from conch.worker.last_stage import LastStage
 from conch.worker.local import LocalWorker
 from conch.worker.prepare import Prepared, prepare
 
-__all__ = ["DraftLoaders", "FollowingWorker", "InMesh", "LocalWorker", "Prepared", "WorkerPlugins", "prepare"]
+__all__ = [
+    "DraftLoaders",
+    "FollowingWorker",
+    "InMesh",
+    "LastStage",
+    "LocalWorker",
+    "Prepared",
+    "WorkerPlugins",
+    "prepare",
+]

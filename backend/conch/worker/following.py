@@ -71,6 +71,7 @@ class FollowingWorker:
 
     def execute(self, order: RankOrder) -> None:
         """Do this rank's share of a step."""
+        self._place.clock.begin()
         for request_id, token_ids in order.learned:
             if request_id in self._table:
                 self._table.append(self._table.row_of(request_id), token_ids)

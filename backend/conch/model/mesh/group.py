@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from conch.api.mesh import Seat
+from conch.model.mesh.handover import Handover
 
 _LOCALHOST = "127.0.0.1"
 
@@ -28,8 +28,10 @@ class MeshGroup:
 
     Attributes
     ----------
-    bytes_reduced, bytes_gathered, bytes_sent
-        Payload that this rank has put into all-reduces, gathers and sends.
+    handover
+        Links to the stage before and the one after.
+    bytes_reduced, bytes_gathered
+        Payload that this rank has put into all-reduces and gathers.
     """
 
     def __init__(self, seat: Seat) -> None:
@@ -38,9 +40,8 @@ class MeshGroup:
         self._store = dist.FileStore(seat.store, shape.size)  # type: ignore[attr-defined]
         self._store.set_timeout(timedelta(seconds=seat.timeout_s))
         self._tensor = self._connect(f"tensor-{seat.stage}", seat.part, shape.tensor)
-        self._pipeline = self._connect(f"pipeline-{seat.part}", seat.stage, shape.pipeline)
-        self._sending: deque[tuple[Any, torch.Tensor]] = deque()
-        self.bytes_reduced = self.bytes_gathered = self.bytes_sent = 0
+        self.handover = Handover(self._connect(f"pipeline-{seat.part}", seat.stage, shape.pipeline), seat)
+        self.bytes_reduced = self.bytes_gathered = 0
 
     def least(self, name: str, number: int) -> int:
         """Return the least of what all ranks say under a name, which is used once."""
@@ -79,25 +80,10 @@ class MeshGroup:
         self._tensor.gather([parts], [padded], options).wait()
         return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], dim=1)
 
-    def send(self, hidden: torch.Tensor) -> None:
-        """Start to hand a step's states to the next stage; waits only for those of two steps before."""
-        assert self._pipeline is not None
-        while len(self._sending) >= self.seat.shape.pipeline:
-            self._sending.popleft()[0].wait()
-        hidden = hidden.contiguous()
-        self.bytes_sent += hidden.nbytes
-        self._sending.append((self._pipeline.send([hidden], self.seat.stage + 1, 0), hidden))
-
-    def receive(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Fill a tensor with the states that the stage before sends."""
-        assert self._pipeline is not None
-        self._pipeline.recv([hidden], self.seat.stage - 1, 0).wait()
-        return hidden
-
     def close(self) -> None:
         """Close the sockets: whoever waits for this rank sees that it is gone."""
-        self._sending.clear()
-        self._tensor = self._pipeline = None
+        self.handover.close()
+        self._tensor = None
 
     def _connect(self, name: str, rank: int, size: int) -> Any:  # noqa: ANN401 - not typed by torch
         if size == 1:

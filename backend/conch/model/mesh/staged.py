@@ -38,8 +38,6 @@ class StagedModel:
         self._module, self._base = share.module, share.base
         self._group, self._seat = group, group.seat
         self._widths = widths
-        self._hidden_size: int = share.base.config.hidden_size
-        self._dtype = next(share.module.parameters()).dtype
 
     def logits(self, batch: StepBatch, step: Step) -> Logits:
         """Run the step and return the logits of its `logit_rows`; for rank 0."""
@@ -67,7 +65,7 @@ class StagedModel:
             **self._input(batch),
         }
         if not self._seat.is_last_stage:
-            self._group.send(self._base(**given).last_hidden_state[0])
+            self._group.handover.send(self._base(**given).last_hidden_state[0])
             return None
         values: torch.Tensor = self._module(logits_to_keep=batch.logit_rows, **given).logits[0]
         if not len(values):
@@ -77,12 +75,18 @@ class StagedModel:
     def _input(self, batch: StepBatch) -> dict[str, Any]:
         if self._seat.is_first_stage:
             return {"input_ids": batch.input_ids.unsqueeze(0)}
-        states = torch.empty(len(batch.input_ids), self._hidden_size, dtype=self._dtype)
-        return {"inputs_embeds": self._group.receive(states).unsqueeze(0)}
+        return {"inputs_embeds": self._group.handover.take(len(batch.input_ids)).unsqueeze(0)}
 
 
-def load_share(share: Share, description: Description, group: MeshGroup, progress: Progress) -> StagedModel:
+def load_share(
+    share: Share, description: Description, group: MeshGroup, most_tokens: int, progress: Progress
+) -> StagedModel:
     """Load the weights of a share, and connect it to the other ranks.
+
+    Parameters
+    ----------
+    most_tokens
+        Of a step.
 
     Raises
     ------
@@ -94,4 +98,6 @@ def load_share(share: Share, description: Description, group: MeshGroup, progres
     parts = group.seat.shape.tensor
     total = description.spec.vocab_size
     ranges = [part_of(total, parts, index) for index in range(parts)]
+    dtype = next(share.module.parameters()).dtype
+    group.handover.expect(most_tokens, share.base.config.hidden_size, dtype)
     return StagedModel(share, group, [last - first for first, last in ranges])
