@@ -96,6 +96,11 @@ def test_odd_heads_and_vocabularies(heads, vocab, tensor, pipeline, is_tied):
     check_same(folder, tensor, pipeline)
 
 
+@pytest.mark.slow
+def test_stages_of_wished_layers():
+    check_same(tiny_checkpoint("llama", num_hidden_layers=4), 1, 3, pipeline_layers=(1, 2, 1))
+
+
 @pytest.mark.parametrize(("heads", "tensor"), [((9, 3), 2), ((5, 5), 2), ((6, 1), 4), ((12, 3), 2)])
 def test_heads_that_cannot_be_divided_are_refused_at_start(heads, tensor):
     folder = tiny_checkpoint(

@@ -123,6 +123,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tensor_parallel_size, pipeline_parallel_size
         Ranks that share each layer, and stages that share the layers: as many processes as their product,
         each with a KV pool of `kv_cache_memory_bytes`. See `conch.api.mesh_config` for what they exclude.
+    pipeline_layers
+        Layers of each stage, in order; None measures at start what layers and head take, so that the slowest
+        stage is as fast as can be.
     distributed_timeout_seconds
         How long ranks wait for one another before all of them give up.
     """
@@ -169,6 +172,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     parallelism: str = "auto"
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    pipeline_layers: tuple[int, ...] | None = None
     distributed_timeout_seconds: float = 60.0
     data_parallel_size: int = 1
     router: str = DEFAULT_ROUTER

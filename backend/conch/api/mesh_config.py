@@ -24,6 +24,7 @@ def check_mesh(config: EngineConfig) -> None:
     sizes = f"tensor_parallel_size {config.tensor_parallel_size} and pipeline_parallel_size " + str(
         config.pipeline_parallel_size
     )
+    _check_pipeline_layers(config.pipeline_layers, config.pipeline_parallel_size)
     if config.tensor_parallel_size * config.pipeline_parallel_size == 1:
         return
     if config.pipeline_parallel_size > MAX_STAGES:
@@ -42,11 +43,37 @@ def check_mesh(config: EngineConfig) -> None:
         raise ConfigError(f"prefix_disk_bytes is served by one rank only, not with {sizes}")
 
 
+def _check_pipeline_layers(layers: tuple[int, ...] | None, stages: int) -> None:
+    if layers is None:
+        return
+    if stages == 1:
+        raise ConfigError("pipeline_layers is of no use with pipeline_parallel_size 1")
+    if len(layers) != stages or min(layers) < 1:
+        raise ConfigError(
+            f"pipeline_layers must hold a number greater than 0 for each of the {stages} stages, not "
+            f"{list(layers)}"
+        )
+
+
 def parallelism_in_force(config: EngineConfig) -> str:
     """Return the name that `parallelism` means."""
     if config.parallelism != "auto":
         return config.parallelism
     return "single" if config.tensor_parallel_size * config.pipeline_parallel_size == 1 else "mesh"
+
+
+def check_layers(model: ModelSpec, layers: tuple[int, ...] | None) -> None:
+    """Refuse stages that have more layers than the model, or fewer.
+
+    Raises
+    ------
+    ConfigError
+        Naming both numbers.
+    """
+    if layers is not None and sum(layers) != model.num_layers:
+        raise ConfigError(
+            f"pipeline_layers add up to {sum(layers)}, but the model has {model.num_layers} layers"
+        )
 
 
 def check_model(model: ModelSpec, tensor: int, pipeline: int) -> None:

@@ -33,6 +33,7 @@ from conch.worker import (
     Prepared,
     WorkerPlugins,
     prepare,
+    use_threads,
 )
 
 ProgressCallback = Callable[[str, float], None]
@@ -121,6 +122,7 @@ def _build_parts(
         plugins = WorkerPlugins(build_kernel, build_drafter)
         if seat is None:
             return LocalWorker(prepared, plugins, progress)
+        use_threads(config)  # layers are measured with as many as compute them
         place = InMesh(prepared.description, config, seat)
         worker = LocalWorker(prepared, plugins, progress, place)
         return worker if seat.shape.pipeline == 1 else LastStage(worker, place.clock)

@@ -9,6 +9,7 @@ from conch.api import AttentionKernel, EngineConfig, ModelSpec
 from conch.api.mesh import Seat
 from conch.model.choosing import Model, load_model
 from conch.model.describe import Description
+from conch.model.mesh.balance import agree_on_layers
 from conch.model.mesh.cut import cut_model
 from conch.model.mesh.group import MeshGroup
 from conch.model.mesh.handover import StageClock
@@ -78,8 +79,9 @@ class InMesh:
 
     def __init__(self, description: Description, config: EngineConfig, seat: Seat) -> None:
         self._description, self._config = description, config
-        self._share = cut_model(description, seat, config.trust_remote_code)
         self._group = MeshGroup(seat)
+        layers = agree_on_layers(description, config.pipeline_layers, self._group)
+        self._share = cut_model(description, seat, layers, config.trust_remote_code)
         self.spec = share_of(description.spec, self._share.heads, self._share.layers)
 
     @property

@@ -6,6 +6,7 @@ from conch.worker.following import FollowingWorker
 from conch.worker.last_stage import LastStage
 from conch.worker.local import LocalWorker
 from conch.worker.prepare import Prepared, prepare
+from conch.worker.threads import use_threads
 
 __all__ = [
     "DraftLoaders",
@@ -16,4 +17,5 @@ __all__ = [
     "Prepared",
     "WorkerPlugins",
     "prepare",
+    "use_threads",
 ]

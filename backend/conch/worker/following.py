@@ -15,7 +15,7 @@ from conch.worker.batch_builder import BatchBuilder
 from conch.worker.pool import allocate_pools, blocks_in
 from conch.worker.prepare import Prepared
 from conch.worker.row_table import RowTable
-from conch.worker.threads import threads_of
+from conch.worker.threads import use_threads
 from conch.worker.warm_up import warm_up_plans
 
 Progress = Callable[[str, float], None]
@@ -48,7 +48,7 @@ class FollowingWorker:
         reasons = self._kernel.unfit(spec.attention)
         if reasons:
             raise PluginError(f"attention kernel {config.attention_kernel!r}: {'; '.join(reasons)}")
-        torch.set_num_threads(threads_of(config))
+        use_threads(config)
         self._place = place
         self._model = place.load(self._kernel, progress)
         width = -(-spec.max_model_len // config.block_size)

@@ -28,7 +28,7 @@ from conch.worker.prepare import Prepared
 from conch.worker.row_table import RowTable
 from conch.worker.sampler import Sampled, Sampler
 from conch.worker.speculation import Drafting, NoDrafting
-from conch.worker.threads import threads_of
+from conch.worker.threads import use_threads
 from conch.worker.verification import accepted_count
 from conch.worker.warm_up import warm_up_plans
 
@@ -70,7 +70,7 @@ class LocalWorker:
             raise PluginError(f"attention kernel {config.attention_kernel!r}: {'; '.join(reasons)}")
         self._device = torch.device(spec.attention.device)
         if self._device.type == "cpu":
-            torch.set_num_threads(threads_of(config))
+            use_threads(config)
         self._spec, self._config = spec, config
         self._kernel = kernel
         self._model = self._place.load(kernel, progress)

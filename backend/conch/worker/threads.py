@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+import torch
+
 from conch.api import EngineConfig
 
 
@@ -11,6 +13,11 @@ def threads_of(config: EngineConfig) -> int:
     """Return what the configuration asks for; by default ranks on one machine divide its cores."""
     ranks = config.tensor_parallel_size * config.pipeline_parallel_size
     return config.num_threads or max(1, _cores() // ranks)
+
+
+def use_threads(config: EngineConfig) -> None:
+    """Have torch compute with so many."""
+    torch.set_num_threads(threads_of(config))
 
 
 def _cores() -> int:

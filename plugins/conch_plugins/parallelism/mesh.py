@@ -22,7 +22,7 @@ from conch.api.mesh import (
     Ranks,
     Seat,
 )
-from conch.api.mesh_config import check_model
+from conch.api.mesh_config import check_layers, check_model
 from conch_plugins.parallelism.single import SingleWorker
 
 _END_S = 5.0
@@ -38,6 +38,7 @@ def build_mesh(context: BuildContext) -> Parallelism:
     if shape.size == 1:
         return SingleWorker(context.worker_factory)
     check_model(context.model, shape.tensor, shape.pipeline)
+    check_layers(context.model, config.pipeline_layers)
     return Mesh(shape, context.ranks, config.distributed_timeout_seconds)
 
 

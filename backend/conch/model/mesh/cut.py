@@ -12,7 +12,7 @@ import torch
 from conch.api import ConfigError, ModelSpec
 from conch.api.mesh import Seat
 from conch.model.describe import Description, build_on_meta
-from conch.model.mesh.split import Heads, Range, layers_of, part_of, part_of_heads
+from conch.model.mesh.split import Heads, Range, part_of, part_of_heads
 
 _DIVIDED = {"colwise", "rowwise"}
 _SERVED = {*_DIVIDED, "replicated_with_grad_allreduce"}
@@ -71,8 +71,13 @@ class Share:
     sources: dict[str, Source] = field(default_factory=dict)
 
 
-def cut_model(description: Description, seat: Seat, trust_remote_code: bool) -> Share:
+def cut_model(description: Description, seat: Seat, layers: Range, trust_remote_code: bool) -> Share:
     """Build a rank's share of a model.
+
+    Parameters
+    ----------
+    layers
+        Of its stage.
 
     Raises
     ------
@@ -88,7 +93,7 @@ def cut_model(description: Description, seat: Seat, trust_remote_code: bool) -> 
     share = Share(
         module=module,
         base=module.base_model,
-        layers=(0, spec.num_layers),
+        layers=layers,
         heads=heads,
         vocabulary=part_of(module.get_output_embeddings().out_features, seat.shape.tensor, seat.part),
         is_tied=bool(module.config.get_text_config().tie_word_embeddings),
@@ -96,7 +101,7 @@ def cut_model(description: Description, seat: Seat, trust_remote_code: bool) -> 
     if seat.shape.tensor > 1:
         _Narrowing(share, spec, seat).carry_out()
     if seat.shape.pipeline > 1:
-        _cut_stage(share, description, seat)
+        _cut_stage(share, seat)
     _find_sources(share)
     return share
 
@@ -166,19 +171,26 @@ def _narrow(module: Any, name: str, dim: int, part: Range) -> None:  # noqa: ANN
     setattr(module, name, narrow)
 
 
-def _cut_stage(share: Share, description: Description, seat: Seat) -> None:
-    """Keep the layers of a stage, the embedding in the first one only, norm and head in the last."""
-    module, base = share.module, share.base
-    if set(base.config.base_model_pp_plan or ()) != _PIPELINE_PARTS:
+def check_has_stages(description: Description) -> None:
+    """Refuse a model that cannot be cut between its layers.
+
+    Raises
+    ------
+    ConfigError
+        It says why.
+    """
+    if set(description.meta.base_model.config.base_model_pp_plan or ()) != _PIPELINE_PARTS:
         raise ConfigError(
-            f"pipeline_parallel_size {seat.shape.pipeline}: {type(module).__name__} has no plan of "
+            f"{type(description.meta).__name__} has no stages: transformers has no plan for it of "
             f"{', '.join(sorted(_PIPELINE_PARTS))}"
         )
     _check_passes_states(description)
-    layer = description.meta.base_model.layers[0]
-    head = description.meta.get_output_embeddings().weight.numel()
-    after = head / sum(weight.numel() for weight in layer.parameters())
-    first, last = share.layers = layers_of(description.spec.num_layers, after, seat)
+
+
+def _cut_stage(share: Share, seat: Seat) -> None:
+    """Keep the layers of a stage, the embedding in the first one only, norm and head in the last."""
+    module, base = share.module, share.base
+    first, last = share.layers
     base.layers = torch.nn.ModuleList(list(base.layers)[first:last])
     for part in base.layers.modules():
         if isinstance(getattr(part, "layer_idx", None), int):

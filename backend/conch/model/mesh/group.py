@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -47,6 +47,12 @@ class MeshGroup:
         """Return the least of what all ranks say under a name, which is used once."""
         self._store.set(f"{name}-{self.seat.rank}", str(number))
         return min(int(self._store.get(f"{name}-{rank}")) for rank in range(self.seat.shape.size))
+
+    def hear_first(self, name: str, say: Callable[[], list[int]]) -> list[int]:
+        """Return the numbers that rank 0 says under a name, which is used once."""
+        if self.seat.rank == 0:
+            self._store.set(name, " ".join(map(str, say())))
+        return [int(number) for number in self._store.get(name).split()]
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Add up a tensor over the ranks of this stage, in place."""

@@ -48,22 +48,6 @@ def part_of_heads(total: int, mine: Heads, attention: AttentionSpec) -> Range:
     return first * each, last * each
 
 
-def layers_of(num_layers: int, after: float, seat: Seat) -> Range:
-    """Return the layers of a stage, so that all stages cost about the same.
-
-    Parameters
-    ----------
-    after
-        What the head costs, in layers; the embedding only copies a few rows.
-    """
-    stages = seat.shape.pipeline
-    bounds = [round((num_layers + after) * stage / stages) for stage in range(stages)]
-    for stage in range(1, stages):  # each has one at least
-        bounds[stage] = max(bounds[stage - 1] + 1, min(bounds[stage], num_layers - (stages - stage)))
-    bounds.append(num_layers)
-    return bounds[seat.stage], bounds[seat.stage + 1]
-
-
 def share_of(spec: ModelSpec, heads: Heads, layers: Range) -> ModelSpec:
     """Return what a rank's own attention and KV pool look like."""
     attention = dataclasses.replace(
