@@ -6,35 +6,15 @@ import os
 import random
 import signal
 
-import psutil
 import pytest
 
-from conch.api import ConfigError, EngineConfig, SamplingParams, SpeculativeConfig
+from conch.api import ConfigError, SamplingParams, SpeculativeConfig
 from conch.api.mesh import MeshError
 from conch.engine.local import LocalEngine
+from support.mesh import mesh_config, ranks
 from support.oracle import Oracle, Same
 from support.tiny import tiny_checkpoint
 from support.traffic import mixed_prompts, staggered
-
-
-def mesh_config(folder, tensor, pipeline, **settings):
-    defaults = {
-        "dtype": "float32",
-        "num_threads": 1,
-        "max_num_seqs": 8,
-        "max_num_batched_tokens": 16,
-        "num_gpu_blocks_override": 12,
-    }
-    return EngineConfig(
-        model=str(folder),
-        tensor_parallel_size=tensor,
-        pipeline_parallel_size=pipeline,
-        **{**defaults, **settings},
-    )
-
-
-def ranks():
-    return [each for each in psutil.Process().children() if "conch.engine.rank" in " ".join(each.cmdline())]
 
 
 def check_same(folder, tensor, pipeline, vocab=90, **settings):

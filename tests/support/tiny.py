@@ -86,6 +86,38 @@ FAMILIES = {
         "layer_types": ["sliding_attention", "full_attention"],
     },
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2_moe": {
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 40,
+        "shared_expert_intermediate_size": 56,
+        "norm_topk_prob": False,
+    },
+    "qwen3_moe": {
+        "head_dim": 16,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 40,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+    },
+    "deepseek_v3": {
+        "num_hidden_layers": 3,
+        "num_key_value_heads": 4,
+        "q_lora_rank": 24,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 16,
+        "n_routed_experts": 8,
+        "n_group": 4,
+        "topk_group": 2,
+        "num_experts_per_tok": 3,
+        "n_shared_experts": 1,
+        "moe_intermediate_size": 40,
+        "first_k_dense_replace": 1,
+        "num_nextn_predict_layers": 0,
+    },
     "phi": {"num_key_value_heads": 4, "partial_rotary_factor": 0.5},
     "phi3": {},
     "olmo2": {"num_key_value_heads": 4},
@@ -170,6 +202,9 @@ def widen(model, seed: int) -> None:
                 weight.copy_(0.5 * noise)
             else:
                 weight.copy_(noise / math.sqrt(weight.shape[-1]))
+        for name, bias in sorted(model.named_buffers()):
+            if name.endswith("e_score_correction_bias"):  # DeepSeek's, which chooses experts only
+                bias.copy_(0.1 * torch.randn(bias.shape, generator=make))
 
 
 def write_byte_level(folder: Path) -> None:

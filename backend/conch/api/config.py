@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from conch.api.errors import ConfigError
+from conch.api.experts import EPLBConfig
 from conch.api.kv_events import KVEventsConfig
 from conch.api.mesh_config import check_mesh
 from conch.api.model_reference import resolve_model_reference
@@ -123,6 +124,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tensor_parallel_size, pipeline_parallel_size
         Ranks that share each layer, and stages that share the layers: as many processes as their product,
         each with a KV pool of `kv_cache_memory_bytes`. See `conch.api.mesh_config` for what they exclude.
+    expert_parallel_size
+        Parts among which the experts of each layer are divided, of `tensor_parallel_size` ranks each, so that
+        it multiplies the processes. Each part has attention of its own, over the rows of a step that are its
+        own (data-parallel attention). vLLM says the same by `data_parallel_size` with
+        `enable_expert_parallel`; here one scheduler fills all parts.
+    eplb_config
+        Moves experts to where there is room, by measured load; None leaves them where they began. See
+        `conch.api.experts.EPLBConfig`.
     pipeline_layers
         Layers of each stage, in order; None measures at start what layers and head take, so that the slowest
         stage is as fast as can be.
@@ -172,6 +181,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     parallelism: str = "auto"
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    expert_parallel_size: int = 1
+    eplb_config: EPLBConfig | None = None
     pipeline_layers: tuple[int, ...] | None = None
     distributed_timeout_seconds: float = 60.0
     data_parallel_size: int = 1
@@ -241,6 +252,7 @@ _POSITIVE = (
     "num_threads",
     "tensor_parallel_size",
     "pipeline_parallel_size",
+    "expert_parallel_size",
     "distributed_timeout_seconds",
     "data_parallel_size",
 )

@@ -25,15 +25,24 @@ class MeshShape(msgspec.Struct, frozen=True):
         Ranks that share every layer.
     pipeline
         Stages, each of which holds some of the layers.
+    expert
+        Groups of `tensor` ranks in each stage, among which the experts of every layer are divided, and the
+        rows of every step.
     """
 
     tensor: int = 1
     pipeline: int = 1
+    expert: int = 1
 
     @property
     def size(self) -> int:
         """Ranks in all."""
-        return self.tensor * self.pipeline
+        return self.stage_size * self.pipeline
+
+    @property
+    def stage_size(self) -> int:
+        """Ranks of one stage."""
+        return self.tensor * self.expert
 
 
 class Seat(msgspec.Struct, frozen=True):
@@ -62,12 +71,17 @@ class Seat(msgspec.Struct, frozen=True):
     @property
     def stage(self) -> int:
         """Which stage: 0 has the embedding, the last one the head."""
-        return self.shape.pipeline - 1 - self.rank // self.shape.tensor
+        return self.shape.pipeline - 1 - self.rank // self.shape.stage_size
 
     @property
     def part(self) -> int:
         """Which part of each of its layers."""
         return self.rank % self.shape.tensor
+
+    @property
+    def expert_part(self) -> int:
+        """Which part of the experts, and of the rows."""
+        return self.rank // self.shape.tensor % self.shape.expert
 
     @property
     def is_first_stage(self) -> bool:

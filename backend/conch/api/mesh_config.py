@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from conch.api.errors import ConfigError
+from conch.api.mesh import MeshShape
 
 if TYPE_CHECKING:
     from conch.api.config import EngineConfig
@@ -21,12 +22,18 @@ def check_mesh(config: EngineConfig) -> None:
     ConfigError
         Naming the key.
     """
-    sizes = f"tensor_parallel_size {config.tensor_parallel_size} and pipeline_parallel_size " + str(
-        config.pipeline_parallel_size
-    )
+    shape = shape_of(config)
     _check_pipeline_layers(config.pipeline_layers, config.pipeline_parallel_size)
-    if config.tensor_parallel_size * config.pipeline_parallel_size == 1:
+    if config.eplb_config is not None and shape.expert == 1:
+        raise ConfigError("eplb_config has nothing to balance with expert_parallel_size 1")
+    if shape.size == 1:
         return
+    named = {
+        "tensor_parallel_size": shape.tensor,
+        "pipeline_parallel_size": shape.pipeline,
+        "expert_parallel_size": shape.expert,
+    }
+    sizes = " and ".join(f"{key} {size}" for key, size in named.items() if size > 1)
     if config.pipeline_parallel_size > MAX_STAGES:
         raise ConfigError(f"pipeline_parallel_size must be at most {MAX_STAGES}")
     if config.parallelism == "single":
@@ -59,7 +66,12 @@ def parallelism_in_force(config: EngineConfig) -> str:
     """Return the name that `parallelism` means."""
     if config.parallelism != "auto":
         return config.parallelism
-    return "single" if config.tensor_parallel_size * config.pipeline_parallel_size == 1 else "mesh"
+    return "single" if shape_of(config).size == 1 else "mesh"
+
+
+def shape_of(config: EngineConfig) -> MeshShape:
+    """Return the mesh that a configuration asks for."""
+    return MeshShape(config.tensor_parallel_size, config.pipeline_parallel_size, config.expert_parallel_size)
 
 
 def check_layers(model: ModelSpec, layers: tuple[int, ...] | None) -> None:

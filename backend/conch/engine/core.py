@@ -21,7 +21,7 @@ from conch.engine.counters import Counters
 from conch.engine.deadlines import Deadlines
 from conch.engine.ending import cut
 from conch.engine.in_flight import InFlight
-from conch.engine.observing import observer_of
+from conch.engine.observing import experts_of, observer_of
 from conch.engine.overlap import overlap_of
 from conch.engine.protocol import AddRequest, CancelRequest, EngineStats
 from conch.engine.request_table import RequestTable
@@ -59,6 +59,7 @@ class Engine:
         self._cache = parts.prefix_cache
         self._parking = parts.parking
         self._parallelism = parts.parallelism
+        self._experts = experts_of(parts.parallelism)
         self._limits = limits
         self._admission = Admission(limits, seed)
         self._requests = RequestTable()
@@ -253,6 +254,7 @@ class Engine:
             prefix_disk_blocks=tiers.disk_blocks,
             prefix_host_hits=tiers.host_hits,
             prefix_disk_hits=tiers.disk_hits,
+            experts=self._experts.expert_load(),
             kv_tokens_used=sum(min(request.num_computed, most) for request in self._requests.running),
             **asdict(self._counters),
         )

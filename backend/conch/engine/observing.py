@@ -1,8 +1,9 @@
-"""Who hears what became of a plan."""
+"""Who hears what became of a plan, and who tells more than all do."""
 
 from __future__ import annotations
 
-from conch.api.seams import Scheduler, StepObserver
+from conch.api.experts import NO_EXPERTS, CountsExperts, ExpertLoad
+from conch.api.seams import Parallelism, Scheduler, StepObserver
 from conch.api.steps import StepPlan, StepResult
 
 
@@ -16,3 +17,16 @@ class NoObserver:
 def observer_of(scheduler: Scheduler) -> StepObserver:
     """Return the scheduler where it wants to hear, else nobody."""
     return scheduler if isinstance(scheduler, StepObserver) else NoObserver()
+
+
+class NoExperts:
+    """Stands for a parallelism that counts none."""
+
+    def expert_load(self) -> ExpertLoad:
+        """Return nothing."""
+        return NO_EXPERTS
+
+
+def experts_of(parallelism: Parallelism) -> CountsExperts:
+    """Return the parallelism where it counts experts, else nobody."""
+    return parallelism if isinstance(parallelism, CountsExperts) else NoExperts()

@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 import msgspec
 
 from conch.api.config import EngineConfig
+from conch.api.experts import NO_EXPERTS, ExpertLoad
 from conch.api.sampling import SamplingParams
 from conch.api.steps import RequestOutput
 
@@ -133,6 +134,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
         Of the right ones, how many stood first in their draft, second, and so on.
     drafting_s
         Seconds that drafting has taken.
+    experts
+        What experts had to do, where ranks share them.
     steps_s
         Seconds in which there was a step to compute.
     stages_s
@@ -164,6 +167,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     drafts_accepted: int = 0
     accepted_by_position: tuple[int, ...] = ()
     drafting_s: float = 0.0
+    experts: ExpertLoad = NO_EXPERTS
     steps_s: float = 0.0
     stages_s: tuple[float, ...] = ()
 

@@ -39,6 +39,8 @@ PREFIX_DISK_BLOCKS = "prefix_cache_disk_blocks"
 READY = "engine_ready"
 REPLICAS_READY = "replicas_ready"
 ACCEPTED_BY_POSITION = "spec_decode_num_accepted_tokens_per_pos_total"
+EXPERT_TOKENS = "expert_tokens_total"
+EXPERT_IMBALANCE = "expert_load_imbalance"
 ACCEPTANCE_LENGTH = "spec_decode_mean_acceptance_length"
 STAGE_SECONDS = "pipeline_stage_busy_seconds_total"
 BUBBLES = "pipeline_bubble_fraction"
@@ -56,13 +58,20 @@ _COUNT_BUCKETS = tuple(float(1 << power) for power in range(18))
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """A sum that only grows, split by the values of at most one label.
+    """A sum that only grows, split by the values of labels.
 
-    `at_zero` says whether all series are there from the start, or each from its first count on.
+    Attributes
+    ----------
+    labels
+        None for one series; with more than one, the values of each series are told by its counts.
+    values
+        Of the one label.
+    at_zero
+        Whether all series are there from the start, or each from its first count on.
     """
 
     description: str
-    label: str | None = None
+    labels: tuple[str, ...] = ()
     values: tuple[str, ...] = ()
     at_zero: bool = True
 
@@ -76,10 +85,10 @@ class Histogram:
 
 
 COUNTERS = {
-    SUCCESS: Counter("Requests answered in full.", "finished_reason", ("stop", "length")),
+    SUCCESS: Counter("Requests answered in full.", ("finished_reason",), ("stop", "length")),
     FAILURE: Counter(
         "Requests that ended with an error, the client's or ours.",
-        "reason",
+        ("reason",),
         ("invalid_argument", "unavailable", "timeout", "internal"),
     ),
     CANCELLED: Counter("Requests whose client left."),
@@ -100,7 +109,7 @@ COUNTERS = {
     "spec_decode_num_accepted_tokens_total": Counter("Proposed tokens that were accepted."),
     ACCEPTED_BY_POSITION: Counter(
         "Accepted tokens by their position in the draft.",
-        "position",
+        ("position",),
         tuple(str(position) for position in range(MAX_SPECULATIVE_TOKENS)),
         at_zero=False,
     ),
@@ -108,8 +117,13 @@ COUNTERS = {
     "engine_busy_seconds_total": Counter("Seconds in which the engine had a step to compute."),
     STAGE_SECONDS: Counter(
         "Seconds in which a stage of a pipeline computed.",
-        "stage",
+        ("stage",),
         tuple(str(stage) for stage in range(MAX_STAGES)),
+        at_zero=False,
+    ),
+    EXPERT_TOKENS: Counter(
+        "Tokens that went to each expert of each layer, where ranks share them.",
+        ("layer", "expert"),
         at_zero=False,
     ),
 }
@@ -150,11 +164,12 @@ GAUGES = {
     PREFIX_DISK_BLOCKS: "Cached KV blocks on the disk.",
     READY: "Whether the engine serves.",
     REPLICAS_READY: "Engines of the model instance that serve; fewer than there are is a degraded model.",
+    EXPERT_IMBALANCE: "Tokens of the busiest rank over the mean of those that share experts, lately.",
     ACCEPTANCE_LENGTH: "Tokens that a verified draft has brought on average, with the one after it.",
     BUBBLES: "Share of its stages' time that a pipeline has idled while there were steps to compute.",
 }
 
-OF_ENGINES = frozenset({RESTARTS, *FROM_STATS, *FROM_TUPLES, *GAUGES} - {REPLICAS_READY})
+OF_ENGINES = frozenset({RESTARTS, EXPERT_TOKENS, *FROM_STATS, *FROM_TUPLES, *GAUGES} - {REPLICAS_READY})
 """What is counted for each engine apart; all else is about requests, or the model instance."""
 
 HISTOGRAMS = {
@@ -180,6 +195,7 @@ def gauges_of(stats: EngineStats) -> dict[str, float]:
         SWAP_BLOCKS_TOTAL: stats.swap_blocks_total,
         PREFIX_HOST_BLOCKS: stats.prefix_host_blocks,
         PREFIX_DISK_BLOCKS: stats.prefix_disk_blocks,
+        EXPERT_IMBALANCE: stats.experts.imbalance,
         ACCEPTANCE_LENGTH: 1 + stats.drafts_accepted / stats.drafts if stats.drafts else 0.0,
         BUBBLES: bubble_fraction(stats),
     }

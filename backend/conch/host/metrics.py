@@ -21,13 +21,13 @@ class Series(NamedTuple):
     Attributes
     ----------
     value
-        Of the label, where the metric has one of its own.
+        Of the label, where the metric has one of its own; of all of them, where it has several.
     replica
         Index of the engine that it is about; None for the model instance.
     """
 
     name: str
-    value: str | None = None
+    value: str | tuple[str, ...] | None = None
     replica: int | None = None
 
 
@@ -139,8 +139,20 @@ class EngineAccount:
             for index, (count, last) in enumerate(pairs):
                 if count > last:
                     counts[self._series(name, str(index))] = count - last
+        counts.update(self._expert_counts(stats))
         self._last = stats
         self._accounts.add(counts, self._gauges(stats))
+
+    def _expert_counts(self, stats: EngineStats) -> dict[Series, float]:
+        counts: dict[Series, float] = {}
+        last = dict(zip(self._last.experts.layers, self._last.experts.tokens, strict=True))
+        for layer, tokens in zip(stats.experts.layers, stats.experts.tokens, strict=True):
+            before = last.get(layer, (0,) * len(tokens))
+            for expert, (count, counted) in enumerate(zip(tokens, before, strict=True)):
+                if count > counted:
+                    series = self._series(names.EXPERT_TOKENS, (str(layer), str(expert)))
+                    counts[series] = count - counted
+        return counts
 
     def engine_up(self) -> None:
         """Note that an engine process serves."""
@@ -161,5 +173,5 @@ class EngineAccount:
     def _gauges(self, stats: EngineStats) -> dict[Series, float]:
         return {self._series(name): value for name, value in names.gauges_of(stats).items()}
 
-    def _series(self, name: str, value: str | None = None) -> Series:
+    def _series(self, name: str, value: str | tuple[str, ...] | None = None) -> Series:
         return Series(name, value, self._replica)

@@ -44,7 +44,7 @@ class TritonMetricsPage:
     def __init__(self, pb_utils: PbUtils, labels: Mapping[str, str], replicas: Sequence[str]) -> None:
         kinds = pb_utils.MetricFamily
         self._families: list[Any] = []  # a family must outlive its metrics
-        self._makers: dict[Series, Callable[[], Any]] = {}
+        self._makers: dict[Series, Callable[[Series], Any]] = {}
         self._counters: dict[Series, Any] = {}
         self._gauges: dict[Series, Any] = {}
         self._histograms: dict[str, Any] = {}
@@ -61,16 +61,11 @@ class TritonMetricsPage:
 
         for name, counter in names.COUNTERS.items():
             counters = family(name, counter.description, kinds.COUNTER)
-            for value in counter.values or (None,):
-                extra = {counter.label: value} if counter.label and value else {}
-                for replica, own in subjects(name).items():
-                    series, make = (
-                        Series(name, value, replica),
-                        partial(counters.Metric, labels={**own, **extra}),
-                    )
-                    self._makers[series] = make
-                    if counter.at_zero:
-                        self._counters[series] = make()
+            for replica, own in subjects(name).items():
+                self._makers[Series(name, None, replica)] = partial(_make, counters, counter.labels, own)
+                for value in (counter.values or (None,)) if counter.at_zero else ():
+                    series = Series(name, value, replica)
+                    self._counters[series] = _make(counters, counter.labels, own, series)
         for name, description in names.GAUGES.items():
             gauges = family(name, description, kinds.GAUGE)
             for replica, own in subjects(name).items():
@@ -83,12 +78,18 @@ class TritonMetricsPage:
         """Apply changes."""
         for series, count in batch.counts.items():
             if series not in self._counters:
-                self._counters[series] = self._makers[series]()
+                self._counters[series] = self._makers[series._replace(value=None)](series)
             self._counters[series].increment(count)
         for series, value in batch.gauges.items():
             self._gauges[series].set(value)
         for name, value in batch.samples:
             self._histograms[name].observe(value)
+
+
+def _make(family: Any, names_of: Sequence[str], own: Mapping[str, str], series: Series) -> Any:  # noqa: ANN401
+    """Make the metric of a series: its own labels, and those of whatever it is about."""
+    values = (series.value,) if isinstance(series.value, str) else series.value or ()
+    return family.Metric(labels={**own, **dict(zip(names_of, values, strict=True))})
 
 
 def replica_names(instance: str, count: int) -> list[str]:

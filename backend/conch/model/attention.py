@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
-from conch.api import AttentionKernel, AttentionLayer
+from conch.api import AttentionKernel, AttentionLayer, StepBatch
 
 IMPLEMENTATION = "conch"
 STEP_KEYWORD = "conch_step"
@@ -60,6 +60,10 @@ class PagedStep:
         self._kernel = kernel
         self.plan = plan
         self.pools = pools
+
+    def over(self, batch: StepBatch) -> PagedStep:
+        """Return the same over other rows."""
+        return PagedStep(self._kernel, self._kernel.plan(batch), self.pools)
 
     def attend(
         self,

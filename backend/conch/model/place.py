@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from conch.api import AttentionKernel, EngineConfig, ModelSpec
+from conch.api import AttentionKernel, EngineConfig, ModelSpec, Move
+from conch.api.experts import NO_EXPERTS, ExpertLoad
 from conch.api.mesh import Seat
 from conch.model.choosing import Model, load_model
 from conch.model.describe import Description
@@ -32,6 +33,12 @@ class Place(Protocol):
     def least(self, name: str, number: int) -> int:
         """Return the least of what all ranks say under a name, which is used once."""
 
+    def follow(self, moves: Sequence[Move]) -> None:
+        """Hear which blocks were moved before the next step."""
+
+    def expert_load(self) -> ExpertLoad:
+        """Return what the experts of the model had to do."""
+
     def close(self) -> None:
         """Leave the other ranks."""
 
@@ -54,6 +61,13 @@ class Whole:
     def least(self, name: str, number: int) -> int:
         """Return the number."""
         return number
+
+    def follow(self, moves: Sequence[Move]) -> None:
+        """Do nothing: whatever is moved is here."""
+
+    def expert_load(self) -> ExpertLoad:
+        """Return nothing: they are counted where ranks share them."""
+        return NO_EXPERTS
 
     def close(self) -> None:
         """Leave nobody."""
@@ -79,9 +93,10 @@ class InMesh:
 
     def __init__(self, description: Description, config: EngineConfig, seat: Seat) -> None:
         self._description, self._config = description, config
+        self._model: StagedModel | None = None
         self._group = MeshGroup(seat)
         layers = agree_on_layers(description, config.pipeline_layers, self._group)
-        self._share = cut_model(description, seat, layers, config.trust_remote_code)
+        self._share = cut_model(description, seat, layers, config)
         self.spec = share_of(description.spec, self._share.heads, self._share.layers)
 
     @property
@@ -91,13 +106,24 @@ class InMesh:
 
     def load(self, kernel: AttentionKernel, progress: Progress) -> StagedModel:
         """Load the share in transformers' own modules."""
-        most_tokens = self._config.max_num_batched_tokens
-        return load_share(self._share, self._description, self._group, most_tokens, progress)
+        self._model = load_share(self._share, self._description, self._group, self._config, progress)
+        return self._model
 
     def least(self, name: str, number: int) -> int:
         """Ask all ranks."""
         return self._group.least(name, number)
 
+    def follow(self, moves: Sequence[Move]) -> None:
+        """Hear which blocks were moved before the next step."""
+        if self._model is not None:
+            self._model.follow(moves)
+
+    def expert_load(self) -> ExpertLoad:
+        """Return what the experts had to do."""
+        return NO_EXPERTS if self._model is None else self._model.expert_load()
+
     def close(self) -> None:
         """Leave them."""
+        if self._model is not None:
+            self._model.close()
         self._group.close()

@@ -80,6 +80,7 @@ class FollowingWorker:
         with torch.inference_mode():
             if plan.moves:
                 self._arenas.carry_out(plan.moves)
+                self._place.follow(plan.moves)
             if plan.rows:
                 batch, _ = self._builder.build(plan.rows)
                 self._model.compute(batch, PagedStep(self._kernel, self._kernel.plan(batch), self._pools))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from conch.api import Arena, StepPlan, StepResult, Worker
+from conch.api.experts import NO_EXPERTS, CountsExperts, ExpertLoad
 from conch.model.mesh.handover import StageClock
 
 
@@ -30,6 +31,10 @@ class LastStage:
     def num_slots(self, arena: Arena) -> int:
         """Blocks that another arena holds."""
         return self._worker.num_slots(arena)
+
+    def expert_load(self) -> ExpertLoad:
+        """Return what the experts of the model had to do."""
+        return self._worker.expert_load() if isinstance(self._worker, CountsExperts) else NO_EXPERTS
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Do the step."""

@@ -12,12 +12,14 @@ from conch.api import (
     Arena,
     ErrorCode,
     Failure,
+    Move,
     PluginError,
     Row,
     RowResult,
     StepPlan,
     StepResult,
 )
+from conch.api.experts import ExpertLoad
 from conch.model.attention import PagedStep
 from conch.model.place import Place, Whole
 from conch.worker.arenas import make_arenas
@@ -98,12 +100,16 @@ class LocalWorker:
         """Blocks that another arena holds."""
         return self._arenas.num_slots(arena)
 
+    def expert_load(self) -> ExpertLoad:
+        """Return what the experts of the model had to do."""
+        return self._place.expert_load()
+
     def execute(self, plan: StepPlan) -> StepResult:
         """Do the step."""
         started_s = time.perf_counter()
         self._learn(plan)
         with torch.inference_mode():
-            failed = self._arenas.carry_out(plan.moves) if plan.moves else ()
+            failed = self._carry_out(plan.moves) if plan.moves else ()
             if not plan.rows:
                 return StepResult((), failed_moves=failed)
             batch, wanted = self._builder.build(plan.rows)
@@ -123,6 +129,11 @@ class LocalWorker:
         del self._model, self._arenas
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def _carry_out(self, moves: Sequence[Move]) -> tuple[int, ...]:
+        failed = self._arenas.carry_out(moves)
+        self._place.follow(moves)
+        return failed
 
     def _learn(self, plan: StepPlan) -> None:
         """Bring the row table up to date with the plan."""

@@ -7,12 +7,12 @@ import os
 import torch
 
 from conch.api import EngineConfig
+from conch.api.mesh_config import shape_of
 
 
 def threads_of(config: EngineConfig) -> int:
     """Return what the configuration asks for; by default ranks on one machine divide its cores."""
-    ranks = config.tensor_parallel_size * config.pipeline_parallel_size
-    return config.num_threads or max(1, _cores() // ranks)
+    return config.num_threads or max(1, _cores() // shape_of(config).size)
 
 
 def use_threads(config: EngineConfig) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from conch.api import Arena, BuildContext, ConchError, Parallelism, StepPlan, StepResult, Worker
+from conch.api.experts import NO_EXPERTS, CountsExperts, ExpertLoad
 from conch.api.mesh import (
     MeshError,
     MeshShape,
@@ -22,7 +23,7 @@ from conch.api.mesh import (
     Ranks,
     Seat,
 )
-from conch.api.mesh_config import check_layers, check_model
+from conch.api.mesh_config import check_layers, check_model, shape_of
 from conch_plugins.parallelism.single import SingleWorker
 
 _END_S = 5.0
@@ -34,7 +35,7 @@ _LAST_WORDS_S = 1.0
 def build_mesh(context: BuildContext) -> Parallelism:
     """Build a mesh of the configured sizes; one rank needs none."""
     config = context.config
-    shape = MeshShape(config.tensor_parallel_size, config.pipeline_parallel_size)
+    shape = shape_of(config)
     if shape.size == 1:
         return SingleWorker(context.worker_factory)
     check_model(context.model, shape.tensor, shape.pipeline)
@@ -94,6 +95,10 @@ class Mesh:
     def num_slots(self, arena: Arena) -> int:
         """Blocks that every rank has in another arena."""
         return min(sizes.num_slots[arena] for sizes in self._sizes)
+
+    def expert_load(self) -> ExpertLoad:
+        """Return what experts had to do, as rank 0 has counted."""
+        return self._worker.expert_load() if isinstance(self._worker, CountsExperts) else NO_EXPERTS
 
     def submit(self, plan: StepPlan) -> int:
         """Tell all ranks; returns the step's ticket."""

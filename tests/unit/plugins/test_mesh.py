@@ -24,6 +24,10 @@ class TestPipelineParallel(TestTensorParallel):
     settings: ClassVar = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
 
 
+class TestExpertParallel(TestTensorParallel):
+    settings: ClassVar = {"tensor_parallel_size": 2, "expert_parallel_size": 2}
+
+
 def mesh_of(ranks, tensor=2, pipeline=1):
     return Mesh(MeshShape(tensor, pipeline), ranks, timeout_s=5.0)
 
@@ -48,6 +52,13 @@ def test_stages_are_the_depth_and_the_first_ranks_are_the_last_stage():
     seats = [Seat(0, ranks.links[0].seat.shape, "", 1.0), *(link.seat for link in ranks.links)]
     assert [(seat.stage, seat.part) for seat in seats] == [(2, 0), (2, 1), (1, 0), (1, 1), (0, 0), (0, 1)]
     assert [seat.is_last_stage for seat in seats] == [True, True, False, False, False, False]
+
+
+def test_parts_of_the_experts_are_between_parts_of_a_layer_and_stages():
+    shape = MeshShape(tensor=2, pipeline=2, expert=2)
+    seats = [Seat(rank, shape, "", 1.0) for rank in range(shape.size)]
+    places = [(seat.stage, seat.expert_part, seat.part) for seat in seats]
+    assert places == [(s, e, t) for s in (1, 0) for e in (0, 1) for t in (0, 1)]
 
 
 class Odd(ListeningRanks):

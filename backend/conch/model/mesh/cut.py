@@ -3,38 +3,22 @@
 from __future__ import annotations
 
 import copy
-import re
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from conch.api import ConfigError, ModelSpec
+from conch.api import ConfigError, EngineConfig, ModelSpec
 from conch.api.mesh import Seat
 from conch.model.describe import Description, build_on_meta
+from conch.model.mesh.experts.cutting import ExpertShare, cut_experts, matching, narrow_inner
+from conch.model.mesh.source import Source, narrow, source_of
 from conch.model.mesh.split import Heads, Range, part_of, part_of_heads
 
 _DIVIDED = {"colwise", "rowwise"}
-_SERVED = {*_DIVIDED, "replicated_with_grad_allreduce"}
+_SERVED = {*_DIVIDED, "replicated_with_grad_allreduce", "moe_tp_experts"}
+_SERVED_OF_EXPERTS = {"packed_colwise", "rowwise"}
 _PIPELINE_PARTS = {"embed_tokens", "layers", "norm"}
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where a parameter comes from: a tensor of the checkpoint, and the part of one of its dimensions.
-
-    Attributes
-    ----------
-    shape
-        Of the whole tensor.
-    part
-        None for all of it.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dim: int = 0
-    part: Range | None = None
 
 
 @dataclass(slots=True)
@@ -57,6 +41,8 @@ class Share:
         Whether the head is the embedding.
     row_parallel
         Linear layers whose outputs are to be added up over the ranks.
+    experts
+        Of the layers that have them, in their order.
     sources
         Of every parameter, by its name here.
     """
@@ -68,10 +54,11 @@ class Share:
     vocabulary: Range
     is_tied: bool
     row_parallel: list[Any] = field(default_factory=list)
+    experts: list[ExpertShare] = field(default_factory=list)
     sources: dict[str, Source] = field(default_factory=dict)
 
 
-def cut_model(description: Description, seat: Seat, layers: Range, trust_remote_code: bool) -> Share:
+def cut_model(description: Description, seat: Seat, layers: Range, config: EngineConfig) -> Share:
     """Build a rank's share of a model.
 
     Parameters
@@ -89,7 +76,7 @@ def cut_model(description: Description, seat: Seat, layers: Range, trust_remote_
         raise ConfigError(f"several ranks run on CPUs so far, not on {spec.attention.device}")
     heads = Heads.of(spec.attention, seat)
     dtype = getattr(torch, spec.attention.dtype)
-    module = build_on_meta(copy.deepcopy(description.hf_config), trust_remote_code, dtype)
+    module = build_on_meta(copy.deepcopy(description.hf_config), config.trust_remote_code, dtype)
     share = Share(
         module=module,
         base=module.base_model,
@@ -100,6 +87,8 @@ def cut_model(description: Description, seat: Seat, layers: Range, trust_remote_
     )
     if seat.shape.tensor > 1:
         _Narrowing(share, spec, seat).carry_out()
+    redundant = config.eplb_config.num_redundant_experts if config.eplb_config else 0
+    share.experts += cut_experts(share.base, seat, redundant)
     if seat.shape.pipeline > 1:
         _cut_stage(share, seat)
     _find_sources(share)
@@ -112,17 +101,20 @@ class _Narrowing:
     def __init__(self, share: Share, spec: ModelSpec, seat: Seat) -> None:
         self._share, self._spec, self._seat = share, spec, seat
         self._modules = dict(share.base.named_modules())
+        self._has_cut_heads = False
 
     def carry_out(self) -> None:
         size, name = self._seat.shape.tensor, type(self._share.module).__name__
         plan = self._share.base.config.base_model_tp_plan
         if not plan:
             raise ConfigError(f"tensor_parallel_size {size}: transformers has no plan for {name}")
+        weights = dict(self._share.base.named_parameters())
         for pattern, style in plan.items():
-            matches = re.compile(re.escape(pattern).replace(r"\*", r"\d+")).fullmatch
-            paths = [path for path in self._modules if matches(path)]
-            parameters = [path for path, _ in self._share.base.named_parameters() if matches(path)]
-            if style not in _SERVED and (paths or parameters):
+            paths, parameters = matching(pattern, self._modules), matching(pattern, weights)
+            for path in parameters if style in _SERVED_OF_EXPERTS else ():
+                narrow_inner(self._share.base, path, style, self._seat)
+            served = _SERVED_OF_EXPERTS if parameters else _SERVED
+            if style not in served and (paths or parameters):
                 raise ConfigError(
                     f"tensor_parallel_size {size} cannot divide {name}: its plan has {style!r} for "
                     f"{pattern}, which is not served"
@@ -130,45 +122,34 @@ class _Narrowing:
             for path in paths if style in _DIVIDED else ():
                 self._cut_linear(path, style == "rowwise")
         self._cut_vocabulary()
+        if not self._has_cut_heads:
+            self._share.heads = Heads.all_of(self._spec.attention)
 
     def _cut_linear(self, path: str, by_rows: bool) -> None:
         linear, owner = self._modules[path], self._modules[path.rpartition(".")[0]]
         total = linear.in_features if by_rows else linear.out_features
         if hasattr(owner, "layer_idx"):
+            self._has_cut_heads = True
             part = part_of_heads(total, self._share.heads, self._spec.attention)
         else:
             part = part_of(total, self._seat.shape.tensor, self._seat.part)
         if by_rows:
-            _narrow(linear, "weight", 1, part)
+            narrow(linear, "weight", 1, [part])
             linear.in_features = part[1] - part[0]
             self._share.row_parallel.append(linear)
         else:
-            _narrow(linear, "weight", 0, part)
-            _narrow(linear, "bias", 0, part)
+            narrow(linear, "weight", 0, [part])
+            narrow(linear, "bias", 0, [part])
             linear.out_features = part[1] - part[0]
 
     def _cut_vocabulary(self) -> None:
         module, rows = self._share.module, self._share.vocabulary
         embedding, head = module.get_input_embeddings(), module.get_output_embeddings()
-        _narrow(embedding, "weight", 0, rows)
+        narrow(embedding, "weight", 0, [rows])
         embedding.num_embeddings, embedding.padding_idx = rows[1] - rows[0], None
-        _narrow(head, "weight", 0, rows)
-        _narrow(head, "bias", 0, rows)
+        narrow(head, "weight", 0, [rows])
+        narrow(head, "bias", 0, [rows])
         head.out_features = rows[1] - rows[0]
-
-
-def _narrow(module: Any, name: str, dim: int, part: Range) -> None:  # noqa: ANN401
-    """Replace a parameter by a part of it, which remembers where it was taken from."""
-    whole = getattr(module, name, None)
-    if whole is None:
-        return
-    shape = list(whole.shape)
-    shape[dim] = part[1] - part[0]
-    narrow: Any = torch.nn.Parameter(
-        torch.empty(shape, dtype=whole.dtype, device="meta"), requires_grad=False
-    )
-    narrow.conch_part = (dim, part, tuple(whole.shape))
-    setattr(module, name, narrow)
 
 
 def check_has_stages(description: Description) -> None:
@@ -228,13 +209,19 @@ def _check_passes_states(description: Description) -> None:
 
 
 def _find_sources(share: Share) -> None:
-    """Tell where every parameter comes from: layers of a stage have other numbers in the checkpoint."""
+    """Tell where every tensor comes from: layers of a stage have other numbers in the checkpoint."""
     prefix = share.module.base_model_prefix
     layers, first = f"{prefix}.layers.", share.layers[0]
-    for name, weight in share.module.named_parameters(remove_duplicate=False):
+    module = share.module
+    stored = module.state_dict(keep_vars=True).keys()
+    for name, weight in [
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ]:
+        if name not in stored:
+            continue
         full = name
         if name.startswith(layers):
             index, _, rest = name[len(layers) :].partition(".")
             full = f"{layers}{int(index) + first}.{rest}"
-        dim, part, shape = getattr(weight, "conch_part", (0, None, tuple(weight.shape)))
-        share.sources[name] = Source(full, shape, dim, part)
+        share.sources[name] = source_of(full, weight)

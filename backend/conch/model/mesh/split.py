@@ -24,6 +24,11 @@ class Heads:
     kv: Range
 
     @classmethod
+    def all_of(cls, attention: AttentionSpec) -> Heads:
+        """Return the heads of a model whose attention every part computes whole."""
+        return cls((0, attention.num_heads), (0, attention.num_kv_heads))
+
+    @classmethod
     def of(cls, attention: AttentionSpec, seat: Seat) -> Heads:
         """Divide the heads of a model; KV heads are replicated where there are more parts than heads.
 

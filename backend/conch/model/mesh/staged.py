@@ -7,13 +7,16 @@ from typing import Any
 
 import torch
 
-from conch.api import ConfigError, StepBatch
-from conch.model.attention import STEP_KEYWORD, Step
+from conch.api import ConfigError, EngineConfig, Move, StepBatch
+from conch.api.experts import ExpertLoad
+from conch.model.attention import STEP_KEYWORD, PagedStep
 from conch.model.describe import Description
 from conch.model.logits import Logits
 from conch.model.mesh.cut import Share
+from conch.model.mesh.experts.stage import StageExperts, join_experts
 from conch.model.mesh.group import MeshGroup
 from conch.model.mesh.layers import join_layers
+from conch.model.mesh.rows import AllRows, DividedRows, Rows
 from conch.model.mesh.split import part_of
 from conch.model.mesh.weights import fill
 from conch.model.states import KeptStates
@@ -32,14 +35,21 @@ class StagedModel:
         The other ranks.
     widths
         Columns of logits of each part.
+    rows
+        Who computes which rows.
+    experts
+        Of the layers that have them.
     """
 
-    def __init__(self, share: Share, group: MeshGroup, widths: Sequence[int]) -> None:
+    def __init__(
+        self, share: Share, group: MeshGroup, widths: Sequence[int], rows: Rows, experts: StageExperts
+    ) -> None:
+        self._rows, self._experts = rows, experts
         self._module, self._base = share.module, share.base
         self._group, self._seat = group, group.seat
         self._widths = widths
 
-    def logits(self, batch: StepBatch, step: Step) -> Logits:
+    def logits(self, batch: StepBatch, step: PagedStep) -> Logits:
         """Run the step and return the logits of its `logit_rows`; for rank 0."""
         values = self.compute(batch, step)
         assert values is not None, "rank 0 gathers the logits"
@@ -55,8 +65,26 @@ class StagedModel:
         """
         raise ConfigError("drafting from the model's states is served by one rank only")
 
-    def compute(self, batch: StepBatch, step: Step) -> torch.Tensor | None:
+    def follow(self, moves: Sequence[Move]) -> None:
+        """Hear which blocks were moved before the next step."""
+        self._rows.follow(moves)
+
+    def expert_load(self) -> ExpertLoad:
+        """Return what the experts had to do."""
+        return self._experts.load()
+
+    def close(self) -> None:
+        """Let go of the checkpoint."""
+        self._experts.close()
+
+    def compute(self, batch: StepBatch, step: PagedStep) -> torch.Tensor | None:
         """Run this rank's share of the step; returns logits [L, V] at rank 0, None at all others."""
+        self._experts.begin_step()
+        values = self._rows.run(batch, step, self._compute_rows)
+        self._experts.end_step()
+        return values
+
+    def _compute_rows(self, batch: StepBatch, step: PagedStep) -> torch.Tensor | None:
         given = {
             "position_ids": batch.positions.unsqueeze(0),
             "use_cache": False,
@@ -79,14 +107,9 @@ class StagedModel:
 
 
 def load_share(
-    share: Share, description: Description, group: MeshGroup, most_tokens: int, progress: Progress
+    share: Share, description: Description, group: MeshGroup, config: EngineConfig, progress: Progress
 ) -> StagedModel:
     """Load the weights of a share, and connect it to the other ranks.
-
-    Parameters
-    ----------
-    most_tokens
-        Of a step.
 
     Raises
     ------
@@ -95,9 +118,13 @@ def load_share(
     """
     fill(share, description, progress)
     join_layers(share, group)
+    experts = join_experts(share, group, description, config)
     parts = group.seat.shape.tensor
     total = description.spec.vocab_size
     ranges = [part_of(total, parts, index) for index in range(parts)]
     dtype = next(share.module.parameters()).dtype
-    group.handover.expect(most_tokens, share.base.config.hidden_size, dtype)
-    return StagedModel(share, group, [last - first for first, last in ranges])
+    group.handover.expect(config.max_num_batched_tokens, share.base.config.hidden_size, dtype)
+    rows: Rows = AllRows()
+    if group.seat.shape.expert > 1:
+        rows = DividedRows(group, experts.layers, config.block_size, total, dtype)
+    return StagedModel(share, group, [last - first for first, last in ranges], rows, experts)
