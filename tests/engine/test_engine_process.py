@@ -4,45 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-from multiprocessing.connection import Connection
 
 import psutil
 import pytest
 
 from conch.api import EngineConfig, SamplingParams
-from conch.engine.protocol import (
-    AddRequest,
-    EngineFailed,
-    EngineReady,
-    HostEnd,
-    Progress,
-    StartEngine,
-    StepNews,
-    StopEngine,
-)
-
-
-class EngineProcess:
-    """An engine process and the host's end of its socket."""
-
-    def __init__(self, config: EngineConfig) -> None:
-        ours, theirs = socket.socketpair()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "conch.engine", "--fd", str(theirs.fileno())], pass_fds=[theirs.fileno()]
-        )
-        theirs.close()
-        self.end = HostEnd(Connection(ours.detach()))
-        self.end.send(StartEngine(config))
-        self.first = self.receive(Progress)
-
-    def receive(self, *skipped):
-        while isinstance(message := self.end.receive(), skipped):
-            pass
-        return message
+from conch.engine.protocol import AddRequest, EngineFailed, EngineReady, Progress, StepNews, StopEngine
+from support.engine_process import EngineProcess
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from conch.api.experts import EPLBConfig
 from conch.api.kv_events import KVEventsConfig
 from conch.api.mesh_config import check_mesh
 from conch.api.model_reference import resolve_model_reference
+from conch.api.remote_config import check_remote_ranks
 from conch.api.speculative import SpeculativeConfig
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -136,7 +137,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Layers of each stage, in order; None measures at start what layers and head take, so that the slowest
         stage is as fast as can be.
     distributed_timeout_seconds
-        How long ranks wait for one another before all of them give up.
+        How long ranks wait for one another, at the start and in a step, before all of them give up. One that
+        shows no sign of life while it serves is given up after 10 s, or half of this where that is less.
+    remote_ranks
+        So many ranks, the last ones, are started on other hosts with ``conch rank``; the others here.
+    master_addr, master_port
+        Address of this host, and port, to which ranks of other hosts come.
+    rank_token_file
+        File with a secret that they must know; a relative path is taken from the folder of the `model.json`.
+        None is the variable ``CONCH_RANK_TOKEN``.
     """
 
     model: str
@@ -185,6 +194,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     eplb_config: EPLBConfig | None = None
     pipeline_layers: tuple[int, ...] | None = None
     distributed_timeout_seconds: float = 60.0
+    remote_ranks: int = 0
+    master_addr: str | None = None
+    master_port: int = 29501
+    rank_token_file: str | None = None
     data_parallel_size: int = 1
     router: str = DEFAULT_ROUTER
     on_replica_failure: ReplicaFailure = "error"
@@ -210,6 +223,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         self._check_preemption()
         self._check_prefix_cache()
         check_mesh(self)
+        check_remote_ranks(self)
         if self.data_parallel_size == 1 and self.router != DEFAULT_ROUTER:
             raise ConfigError(f"router {self.router!r} has nothing to choose with data_parallel_size 1")
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -234,7 +248,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError("kv_events_config: there are no KV events without a prefix cache")
 
 
-_NOT_NEGATIVE = ("swap_space_bytes", "prefix_host_bytes", "prefix_disk_bytes", "max_queue_size")
+_NOT_NEGATIVE = (
+    "swap_space_bytes",
+    "prefix_host_bytes",
+    "prefix_disk_bytes",
+    "max_queue_size",
+    "remote_ranks",
+)
 _POSITIVE = (
     "max_model_len",
     "max_num_seqs",
@@ -254,6 +274,7 @@ _POSITIVE = (
     "pipeline_parallel_size",
     "expert_parallel_size",
     "distributed_timeout_seconds",
+    "master_port",
     "data_parallel_size",
 )
 
@@ -293,8 +314,10 @@ def load_config(path: Path, overrides: Mapping[str, Any] | None = None) -> Engin
     if drafting is not None and drafting.model is not None:
         own = resolve_model_reference(drafting.model, path.parent)
         drafting = msgspec.structs.replace(drafting, model=own)
+    token_file = config.rank_token_file
     return msgspec.structs.replace(
         config,
+        rank_token_file=None if token_file is None else str(path.parent / token_file),
         model=resolve_model_reference(config.model, path.parent),
         speculative_config=drafting,
     )

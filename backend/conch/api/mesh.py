@@ -57,15 +57,12 @@ class Seat(msgspec.Struct, frozen=True):
         In ``[0, shape.size)``.
     shape
         The whole mesh.
-    store
-        File through which the ranks find each other.
     timeout_s
         How long a rank waits for another one.
     """
 
     rank: int
     shape: MeshShape
-    store: str
     timeout_s: float
 
     @property
@@ -94,7 +91,7 @@ class Seat(msgspec.Struct, frozen=True):
         return self.stage == self.shape.pipeline - 1
 
 
-class RankOrder(msgspec.Struct, frozen=True, array_like=True):
+class RankOrder(msgspec.Struct, frozen=True, array_like=True, tag="order"):
     """What rank 0 tells all others: the next step, and what has been sampled since the order before.
 
     Attributes
@@ -107,11 +104,11 @@ class RankOrder(msgspec.Struct, frozen=True, array_like=True):
     learned: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
 
-class RankJoined(msgspec.Struct, frozen=True, tag="joined"):
+class RankJoined(msgspec.Struct, frozen=True, array_like=True, tag="joined"):
     """A rank is there, and begins to load."""
 
 
-class RankReady(msgspec.Struct, frozen=True, tag="ready"):
+class RankReady(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     """A rank takes orders.
 
     Attributes
@@ -131,18 +128,30 @@ class RankReady(msgspec.Struct, frozen=True, tag="ready"):
         return cls(num_blocks, tuple(num_slots(arena) for arena in Arena))
 
 
-class RankFailed(msgspec.Struct, frozen=True, tag="failed"):
-    """A rank has failed, and ends."""
-
-    message: str
-
-
-RankNews = RankJoined | RankReady | RankFailed
+RankNews = RankJoined | RankReady
 """What a rank says."""
+
+
+class Meeting(Protocol):
+    """Where the ranks find one another: notes that all of them can read."""
+
+    @property
+    def address(self) -> str:
+        """Of this host, where the other ranks reach it."""
+
+    def post(self, key: str, value: bytes) -> None:
+        """Tell all ranks a value under a name that is used once."""
+
+    def read(self, key: str, timeout_s: float) -> bytes:
+        """Return what some rank says under a name, waiting for it. Raises MeshError where nobody does."""
 
 
 class RankLink(Protocol):
     """Rank 0's connection to another rank."""
+
+    @property
+    def whence(self) -> str:
+        """Where the rank comes from, for people to read."""
 
     def send(self, order: RankOrder) -> None:
         """Give an order. Raises OSError when the rank is gone."""
@@ -150,18 +159,21 @@ class RankLink(Protocol):
     def receive(self, timeout_s: float | None) -> RankNews | None:
         """Return what it says next; None where the time (None: for ever) has passed.
 
-        Raises EOFError or OSError when the rank is gone.
+        Raises MeshError, which says why, when the rank is gone.
         """
 
-    def end(self, timeout_s: float) -> str:
-        """Let the rank end, by force after `timeout_s`; returns how it ended. Safe to repeat."""
+    def end(self, timeout_s: float) -> None:
+        """Let the rank end, by force after `timeout_s`. Safe to repeat."""
 
 
 class Ranks(Protocol):
     """Makes the ranks of a mesh; for parallelism plugins."""
 
     def start(self, seat: Seat) -> RankLink:
-        """Start another process that takes a seat. Does not wait for it."""
+        """Have another process take a seat, one started here or one that comes. Does not wait for it."""
 
     def worker(self, seat: Seat) -> Worker:
         """Build the worker of this process, together with all other ranks."""
+
+    def find_loss(self) -> str | None:
+        """Say which rank is lost and why, after a moment in which it can be noticed; None where none is."""

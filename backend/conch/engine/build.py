@@ -12,7 +12,7 @@ import msgspec
 from conch.api.config import EngineConfig
 from conch.api.context import BuildContext
 from conch.api.errors import PluginError
-from conch.api.mesh import Seat
+from conch.api.mesh import Meeting, Seat
 from conch.api.mesh_config import parallelism_in_force
 from conch.api.model_spec import AttentionSpec, ModelSpec
 from conch.api.parking import make_parking
@@ -22,8 +22,8 @@ from conch.api.steps import Arena
 from conch.engine.admission import Limits
 from conch.engine.catalogue import Catalogue
 from conch.engine.core import Engine, Parts
+from conch.engine.mesh.ranks import ProcessRanks
 from conch.engine.protocol import EngineReady
-from conch.engine.ranks import ProcessRanks
 from conch.worker import (
     DraftLoaders,
     FollowingWorker,
@@ -37,6 +37,7 @@ from conch.worker import (
 )
 
 ProgressCallback = Callable[[str, float], None]
+LossCallback = Callable[[str], None]
 
 _log = logging.getLogger(__name__)
 
@@ -49,8 +50,21 @@ class BuiltEngine:
     info: EngineReady
 
 
-def build_engine(config: EngineConfig, progress: ProgressCallback) -> BuiltEngine:
+def _ignore_loss(reason: str) -> None:
+    """Leave it to the next step, which fails."""
+
+
+def build_engine(
+    config: EngineConfig, progress: ProgressCallback, on_loss: LossCallback = _ignore_loss
+) -> BuiltEngine:
     """Build an engine in this process.
+
+    Parameters
+    ----------
+    progress
+        Told how far it has come.
+    on_loss
+        Told, from another thread, that a rank is lost and why, even when no step needs it now.
 
     Raises
     ------
@@ -63,18 +77,23 @@ def build_engine(config: EngineConfig, progress: ProgressCallback) -> BuiltEngin
     prepared = prepare(config, progress)
     context = BuildContext(_effective(config, prepared.spec.max_model_len), prepared.spec)
     progress("preparing kernels", 0.0)  # compiles them, on a machine that has not done so yet
-    parts = _build_parts(catalogue, with_kernel(catalogue, context), prepared, progress)
+    if config.remote_ranks:
+        where = f"{config.master_addr}:{config.master_port}"
+        progress(f"waiting for ranks of other hosts at {where}: {config.remote_ranks}", 0.0)
+    parts = _build_parts(catalogue, with_kernel(catalogue, context), prepared, progress, on_loss)
     limits = _limits(context, parts)
     return BuiltEngine(Engine(parts, limits, config.seed), _info(prepared, limits, parts))
 
 
-def build_follower(config: EngineConfig, seat: Seat) -> FollowingWorker:
+def build_follower(config: EngineConfig, seat: Seat, meeting: Meeting) -> FollowingWorker:
     """Build the worker of a rank that does not sample, in this process.
 
     Parameters
     ----------
     config
         As the engine has settled it.
+    meeting
+        Where this rank finds the others.
     """
     prepared = prepare(config, _ignore)
     catalogue = Catalogue.load()
@@ -84,7 +103,7 @@ def build_follower(config: EngineConfig, seat: Seat) -> FollowingWorker:
         kernel: AttentionKernel = catalogue.build("attention_kernel", config.attention_kernel, context)
         return kernel
 
-    place = InMesh(prepared.description, config, seat)
+    place = InMesh(prepared.description, config, seat, meeting)
     return FollowingWorker(prepared, place, build_kernel, _ignore)
 
 
@@ -104,7 +123,11 @@ def _effective(config: EngineConfig, max_model_len: int) -> EngineConfig:
 
 
 def _build_parts(
-    catalogue: Catalogue, context: BuildContext, prepared: Prepared, progress: ProgressCallback
+    catalogue: Catalogue,
+    context: BuildContext,
+    prepared: Prepared,
+    progress: ProgressCallback,
+    on_loss: LossCallback,
 ) -> Parts:
     config = context.config
 
@@ -118,16 +141,18 @@ def _build_parts(
         drafter: Drafter = catalogue.build("drafter", config.drafter, own)
         return drafter
 
-    def build_worker(seat: Seat | None = None) -> Worker:
-        plugins = WorkerPlugins(build_kernel, build_drafter)
-        if seat is None:
-            return LocalWorker(prepared, plugins, progress)
+    plugins = WorkerPlugins(build_kernel, build_drafter)
+
+    def build_worker() -> Worker:
+        return LocalWorker(prepared, plugins, progress)
+
+    def build_in_mesh(seat: Seat, meeting: Meeting) -> Worker:
         use_threads(config)  # layers are measured with as many as compute them
-        place = InMesh(prepared.description, config, seat)
+        place = InMesh(prepared.description, config, seat, meeting)
         worker = LocalWorker(prepared, plugins, progress, place)
         return worker if seat.shape.pipeline == 1 else LastStage(worker, place.clock)
 
-    ranks = ProcessRanks(config, build_worker)
+    ranks = ProcessRanks(config, build_in_mesh, on_loss)
     own = context.with_worker_factory(build_worker).with_ranks(ranks)
     parallelism = catalogue.build("parallelism", parallelism_in_force(config), own)
     context = context.with_num_blocks(parallelism.num_blocks)

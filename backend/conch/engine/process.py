@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import os
@@ -9,6 +10,7 @@ import signal
 import sys
 import time
 import traceback
+from typing import NoReturn
 
 from conch.engine.build import BuiltEngine, build_engine
 from conch.engine.core import Engine
@@ -40,7 +42,11 @@ def serve(end: EngineEnd) -> int:
         start = end.receive()
         if not isinstance(start, StartEngine):
             raise TypeError(f"the first message must be StartEngine, not {type(start).__name__}")
-        built = build_engine(start.config, lambda stage, fraction: end.send(Progress(stage, fraction)))
+        built = build_engine(
+            start.config,
+            lambda stage, fraction: end.send(Progress(stage, fraction)),
+            lambda reason: _give_up(end, reason),
+        )
         _set_aside_what_stays()
         end.send(built.info)
         _Loop(end, built).run()
@@ -51,6 +57,13 @@ def serve(end: EngineEnd) -> int:
         end.send(EngineFailed(f"{type(error).__name__}: {error}"))
         return 1
     return 0
+
+
+def _give_up(end: EngineEnd, reason: str) -> NoReturn:
+    """End at once, for a rank is lost: the loop may be waiting for it, where nothing can wake it."""
+    with contextlib.suppress(OSError):
+        end.send(EngineFailed(f"MeshError: {reason}"))
+    _end_process(1)
 
 
 def _set_aside_what_stays() -> None:
@@ -107,7 +120,10 @@ def main(fd: int) -> None:
 
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the host decides
-    status = serve(EngineEnd(Connection(fd)))
+    _end_process(serve(EngineEnd(Connection(fd))))
+
+
+def _end_process(status: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)  # taking an interpreter with torch down in order costs a second, in which the host waits

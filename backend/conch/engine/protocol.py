@@ -8,6 +8,7 @@ The host sends `StartEngine` first and gets any number of `Progress`, then `Engi
 from __future__ import annotations
 
 import select
+import threading
 from multiprocessing.connection import Connection
 
 import msgspec
@@ -186,17 +187,19 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class EngineEnd:
-    """The engine's end of the connection. Not thread-safe: the engine has one thread."""
+    """The engine's end of the connection. Any thread may send, one receives."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
+        self._sending = threading.Lock()
         self._readable = select.poll()  # `Connection.poll` makes a selector each time, which takes 20 us
         self._readable.register(connection, select.POLLIN)
 
     def send(self, message: FromEngine) -> None:
         """Send one message; blocks while the host does not read."""
-        self._connection.send_bytes(_encoder.encode(message))
+        with self._sending:
+            self._connection.send_bytes(_encoder.encode(message))
 
     def has_message(self, timeout_s: float | None = 0.0) -> bool:
         """Whether `receive` would return at once, after waiting up to `timeout_s` (None: for ever)."""

@@ -7,13 +7,14 @@ from typing import Protocol
 
 from conch.api import AttentionKernel, EngineConfig, ModelSpec, Move
 from conch.api.experts import NO_EXPERTS, ExpertLoad
-from conch.api.mesh import Seat
+from conch.api.mesh import Meeting, Seat
 from conch.model.choosing import Model, load_model
 from conch.model.describe import Description
 from conch.model.mesh.balance import agree_on_layers
 from conch.model.mesh.cut import cut_model
 from conch.model.mesh.group import MeshGroup
 from conch.model.mesh.handover import StageClock
+from conch.model.mesh.likeness import check_alike
 from conch.model.mesh.split import share_of
 from conch.model.mesh.staged import StagedModel, load_share
 
@@ -84,17 +85,22 @@ class InMesh:
         The engine's configuration.
     seat
         Which rank.
+    meeting
+        Where it finds the others.
 
     Raises
     ------
     ConfigError
         The model cannot be divided like this.
+    CheckpointError
+        It is not that of rank 0.
     """
 
-    def __init__(self, description: Description, config: EngineConfig, seat: Seat) -> None:
+    def __init__(self, description: Description, config: EngineConfig, seat: Seat, meeting: Meeting) -> None:
+        check_alike(description.folder, seat, meeting)
         self._description, self._config = description, config
         self._model: StagedModel | None = None
-        self._group = MeshGroup(seat)
+        self._group = MeshGroup(seat, meeting)
         layers = agree_on_layers(description, config.pipeline_layers, self._group)
         self._share = cut_model(description, seat, layers, config)
         self.spec = share_of(description.spec, self._share.heads, self._share.layers)

@@ -23,12 +23,15 @@ class ListeningRank:
         What it was told.
     ended
         How often it was told to end.
+    whence
+        Where it is said to come from.
     """
 
     seat: Seat
     news: list[RankNews]
     orders: list[RankOrder] = field(default_factory=list)
     ended: int = 0
+    whence: str = "nowhere"
     _tokens: dict[int, list[int]] = field(default_factory=dict)
 
     def send(self, order: RankOrder) -> None:
@@ -52,10 +55,9 @@ class ListeningRank:
         """Say what is next."""
         return self.news.pop(0) if self.news else None
 
-    def end(self, timeout_s: float) -> str:
+    def end(self, timeout_s: float) -> None:
         """Count."""
         self.ended += 1
-        return "ended"
 
 
 class ListeningRanks:
@@ -80,3 +82,7 @@ class ListeningRanks:
     def worker(self, seat: Seat) -> Worker:
         """Build the worker."""
         return self._factory()
+
+    def find_loss(self) -> str | None:
+        """Lose none."""
+        return None

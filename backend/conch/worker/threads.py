@@ -11,8 +11,9 @@ from conch.api.mesh_config import shape_of
 
 
 def threads_of(config: EngineConfig) -> int:
-    """Return what the configuration asks for; by default ranks on one machine divide its cores."""
-    return config.num_threads or max(1, _cores() // shape_of(config).size)
+    """Return what the configuration asks for; by default the ranks of the engine's host divide its cores."""
+    ranks = shape_of(config).size - config.remote_ranks
+    return config.num_threads or max(1, _cores() // ranks)
 
 
 def use_threads(config: EngineConfig) -> None:

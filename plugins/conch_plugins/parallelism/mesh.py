@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
-import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator
-from pathlib import Path
 
 from conch.api import Arena, BuildContext, ConchError, Parallelism, StepPlan, StepResult, Worker
 from conch.api.experts import NO_EXPERTS, CountsExperts, ExpertLoad
 from conch.api.mesh import (
     MeshError,
     MeshShape,
-    RankFailed,
-    RankJoined,
     RankLink,
     RankOrder,
     RankReady,
@@ -28,8 +23,6 @@ from conch_plugins.parallelism.single import SingleWorker
 
 _END_S = 5.0
 """How long ranks may take to end before they are killed, all together."""
-_LAST_WORDS_S = 1.0
-"""How long to wait, after a step has failed, for a rank to say that it is the reason."""
 
 
 def build_mesh(context: BuildContext) -> Parallelism:
@@ -66,13 +59,13 @@ class Mesh:
 
     def __init__(self, shape: MeshShape, ranks: Ranks, timeout_s: float) -> None:
         self.depth = shape.pipeline
-        self._folder = Path(tempfile.mkdtemp(prefix="conch-mesh-"))
+        self._ranks = ranks
         self._links: dict[int, RankLink] = {}
         self._worker: Worker | None = None
         self._submitted: deque[tuple[int, StepPlan]] = deque()
         self._learned: list[tuple[int, tuple[int, ...]]] = []
         self._last_ticket = 0
-        seats = [Seat(rank, shape, str(self._folder / "store"), timeout_s) for rank in range(shape.size)]
+        seats = [Seat(rank, shape, timeout_s) for rank in range(shape.size)]
         try:
             for seat in seats[1:]:
                 self._links[seat.rank] = ranks.start(seat)
@@ -81,7 +74,7 @@ class Mesh:
                 self._worker = ranks.worker(seats[0])
             self._sizes = [
                 RankReady.of_sizes(self._worker.num_blocks, self._worker.num_slots),
-                *(self._await_ready(rank) for rank in self._links),
+                *(_await_ready(link) for link in self._links.values()),
             ]
         except BaseException:
             self.close()
@@ -129,7 +122,6 @@ class Mesh:
         worker, self._worker = self._worker, None
         self._submitted.clear()
         with contextlib.ExitStack() as stack:
-            stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
             deadline = time.monotonic() + _END_S
             while self._links:
                 _, link = self._links.popitem()
@@ -141,51 +133,30 @@ class Mesh:
         deadline = time.monotonic() + timeout_s
         missing = []
         for rank, link in self._links.items():
-            with self._blame(rank):
-                news = link.receive(max(0.0, deadline - time.monotonic()))
-            if not isinstance(news, RankJoined):
-                missing.append(rank)
+            if link.receive(max(0.0, deadline - time.monotonic())) is None:
+                missing.append(f"{rank} ({link.whence})")
         if missing:
             raise MeshError(
                 f"{len(self._links) + 1 - len(missing)} of {len(self._links) + 1} ranks have joined within "
-                f"distributed_timeout_seconds ({timeout_s:g}); missing: {', '.join(map(str, missing))}"
+                f"distributed_timeout_seconds ({timeout_s:g}); missing: {', '.join(missing)}"
             )
 
-    def _await_ready(self, rank: int) -> RankReady:
-        with self._blame(rank):
-            news = self._links[rank].receive(None)
-        if isinstance(news, RankReady):
-            return news
-        reason = news.message if isinstance(news, RankFailed) else f"it says {news}"
-        raise MeshError(f"rank {rank} of the mesh failed: {reason}")
-
     @contextlib.contextmanager
-    def _blame(self, rank: int | None = None) -> Iterator[None]:
-        """Say which rank is the reason for an error, where one has ended or failed."""
+    def _blame(self) -> Iterator[None]:
+        """Say which rank is the reason for an error, where one is lost."""
         try:
             yield
         except Exception as error:
-            reasons = self._find_reasons([rank] if rank is not None else list(self._links))
-            if not reasons:
+            loss = self._ranks.find_loss()
+            if loss is None:
                 raise
-            raise MeshError("; ".join(reasons)) from error
+            raise MeshError(loss) from error
 
-    def _find_reasons(self, ranks: list[int]) -> list[str]:
-        """Ask ranks for their last words; one that died is why others failed."""
-        deadline = time.monotonic() + _LAST_WORDS_S
-        failed, gone = [], []
-        for rank in ranks:
-            link = self._links[rank]
-            try:
-                news = link.receive(max(0.0, deadline - time.monotonic()))
-                while isinstance(news, RankJoined | RankReady):
-                    news = link.receive(max(0.0, deadline - time.monotonic()))
-            except (EOFError, OSError):
-                gone.append(f"rank {rank} of the mesh {link.end(_LAST_WORDS_S)}")
-                continue
-            if isinstance(news, RankFailed):
-                failed.append(f"rank {rank} of the mesh failed: {news.message}")
-        return gone or failed
+
+def _await_ready(link: RankLink) -> RankReady:
+    news = link.receive(None)
+    assert isinstance(news, RankReady), f"a rank says {news} where it must be ready"
+    return news
 
 
 def _end(link: RankLink, deadline: float) -> None:

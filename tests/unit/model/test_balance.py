@@ -69,7 +69,7 @@ def test_layers_of_another_kind_are_measured_apart():
 def described(pipeline, rank=0):
     """A model's description and a group, both as far as they are asked."""
     folder = tiny_checkpoint("llama", num_hidden_layers=3)
-    seat = Seat(rank, MeshShape(pipeline=pipeline), "", 1.0)
+    seat = Seat(rank, MeshShape(pipeline=pipeline), 1.0)
     group = SimpleNamespace(seat=seat, hear_first=lambda name, say: [2, 1])
     return describe(folder, EngineConfig(model=str(folder))), group
 

@@ -11,6 +11,7 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
 from conch.api.mesh import MeshShape, Seat
+from conch.engine.mesh.meeting import Meeting
 from conch.model.mesh.experts.cutting import ExpertShare
 from conch.model.mesh.experts.layer import ExpertLayer
 from conch.model.mesh.experts.load import LoadCounter
@@ -41,12 +42,12 @@ def make_tokens(count, seed):
     return states, chosen, weights
 
 
-def run_part(kind, seat, placement, tokens):
+def run_part(kind, seat, meeting, placement, tokens):
     experts = make_experts(kind)
     own = list(placement.parts[seat.expert_part])
     for name, weight in list(experts.named_parameters()):
         setattr(experts, name, torch.nn.Parameter(weight.data[own].clone()))
-    group = MeshGroup(seat)
+    group = MeshGroup(seat, meeting)
     counter = LoadCounter([placement], window=10)
     layer = ExpertLayer(ExpertShare(0, experts, placement, False), 0, group, counter)
     with torch.inference_mode():
@@ -63,12 +64,15 @@ def run_part(kind, seat, placement, tokens):
 
 @pytest.mark.parametrize("kind", [MixtralExperts, GptOssExperts])
 @pytest.mark.parametrize(("parts", "redundant"), [(1, 0), (2, 0), (2, 3), (3, 0), (4, 2)])
-def test_tokens_of_all_parts(tmp_path, kind, parts, redundant):
+def test_tokens_of_all_parts(kind, parts, redundant):
     placement = Placement.first(EXPERTS, redundant, parts)
     tokens = [make_tokens((5, 1, 0, 9)[part], seed=part) for part in range(parts)]
-    seats = [Seat(part, MeshShape(1, 1, parts), str(tmp_path / "store"), 60.0) for part in range(parts)]
+    seats = [Seat(part, MeshShape(1, 1, parts), 60.0) for part in range(parts)]
+    meeting = Meeting("127.0.0.1")
     with ThreadPoolExecutor(parts) as threads:
-        runs = list(threads.map(lambda seat: run_part(kind, seat, placement, tokens[seat.rank]), seats))
+        runs = list(
+            threads.map(lambda seat: run_part(kind, seat, meeting, placement, tokens[seat.rank]), seats)
+        )
     whole = make_experts(kind)
     expected_tokens = torch.zeros(EXPERTS, dtype=torch.int64)
     bounds = placement.bounds

@@ -29,7 +29,7 @@ def shares(folder, shape, **settings):
     )
     description = describe(folder, config)
     for rank in range(shape.size):
-        seat = Seat(rank, shape, "", 1.0)
+        seat = Seat(rank, shape, 1.0)
         layers = part_of(description.spec.num_layers, shape.pipeline, seat.stage)
         share = cut_model(description, seat, layers, config)
         fill(share, description, lambda stage, fraction: None)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from conch.api.mesh import MeshShape, Seat
+from conch.engine.mesh.meeting import Meeting
 from conch.model.mesh import handover
 from conch.model.mesh.group import MeshGroup
 
@@ -17,12 +18,13 @@ MOST, WIDTH = 6, 5
 
 
 @pytest.fixture
-def stages(tmp_path):
+def stages():
     """The ends of a pipeline of three, in this process."""
     shape = MeshShape(pipeline=STAGES)
-    seats = [Seat(rank, shape, str(tmp_path / "store"), 20.0) for rank in range(STAGES)]
+    seats = [Seat(rank, shape, 20.0) for rank in range(STAGES)]
+    meeting = Meeting("127.0.0.1")
     with ThreadPoolExecutor(STAGES) as pool:
-        groups = list(pool.map(MeshGroup, seats))
+        groups = list(pool.map(MeshGroup, seats, [meeting] * STAGES))
     for group in groups:
         group.handover.expect(MOST, WIDTH, torch.bfloat16)
     yield [group.handover for group in reversed(groups)]

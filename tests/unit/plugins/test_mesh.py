@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import pytest
 
-from conch.api import Arena, ConchError
-from conch.api.mesh import MeshError, MeshShape, RankFailed, RankJoined, RankReady, Seat
+from conch.api import Arena, ConchError, StepPlan
+from conch.api.mesh import MeshError, MeshShape, RankJoined, RankReady, Seat
 from conch.testing import ListeningRanks, ParallelismContract
 from conch.testing.parallelism import RecordingWorker, a_plan
 from conch_plugins.parallelism.mesh import Mesh, build_mesh
@@ -49,14 +49,14 @@ def test_stages_are_the_depth_and_the_first_ranks_are_the_last_stage():
     mesh = mesh_of(ranks, tensor=2, pipeline=3)
     assert mesh.depth == 3
     mesh.close()
-    seats = [Seat(0, ranks.links[0].seat.shape, "", 1.0), *(link.seat for link in ranks.links)]
+    seats = [Seat(0, ranks.links[0].seat.shape, 1.0), *(link.seat for link in ranks.links)]
     assert [(seat.stage, seat.part) for seat in seats] == [(2, 0), (2, 1), (1, 0), (1, 1), (0, 0), (0, 1)]
     assert [seat.is_last_stage for seat in seats] == [True, True, False, False, False, False]
 
 
 def test_parts_of_the_experts_are_between_parts_of_a_layer_and_stages():
     shape = MeshShape(tensor=2, pipeline=2, expert=2)
-    seats = [Seat(rank, shape, "", 1.0) for rank in range(shape.size)]
+    seats = [Seat(rank, shape, 1.0) for rank in range(shape.size)]
     places = [(seat.stage, seat.expert_part, seat.part) for seat in seats]
     assert places == [(s, e, t) for s in (1, 0) for e in (0, 1) for t in (0, 1)]
 
@@ -77,14 +77,24 @@ class Odd(ListeningRanks):
 
 def test_missing_ranks_are_named():
     ranks = Odd()
-    with pytest.raises(MeshError, match=r"2 of 3 ranks have joined .*5\); missing: 2"):
+    with pytest.raises(MeshError, match=r"2 of 3 ranks have joined .*5\); missing: 2 \(nowhere\)"):
         mesh_of(ranks, tensor=3)
     assert [link.ended for link in ranks.links] == [1, 1]
 
 
-def test_a_rank_that_cannot_load_says_why():
-    with pytest.raises(MeshError, match="rank 1 of the mesh failed: no room"):
-        mesh_of(Odd(RankJoined(), RankFailed("no room")))
+class Lossy(ListeningRanks):
+    """Ranks of which one is lost; sending to them tells only that."""
+
+    def find_loss(self):
+        return "rank 1 of the mesh fell asleep"
+
+
+def test_what_fails_is_blamed_on_the_rank_that_is_lost():
+    mesh = mesh_of(Lossy(RecordingWorker))
+    ticket = mesh.submit(StepPlan((), preempted=(13,)))
+    with pytest.raises(MeshError, match="rank 1 of the mesh fell asleep"):
+        mesh.collect(ticket)
+    mesh.close()
 
 
 def test_the_smallest_pool_counts():

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from conch.api.mesh import Seat
+from conch.api.mesh import Meeting, Seat
 from conch.model.mesh.handover import Handover
+from conch.model.mesh.store import MeetingStore
 
-_LOCALHOST = "127.0.0.1"
 _COUNTS = 1
 """Tag of counts, which take the same way as states."""
 
@@ -28,6 +28,8 @@ class MeshGroup:
     ----------
     seat
         Where this rank sits.
+    meeting
+        Where it finds the others.
 
     Attributes
     ----------
@@ -39,11 +41,12 @@ class MeshGroup:
         What it has sent to other parts of the experts: tokens, counts of them, and KV blocks.
     """
 
-    def __init__(self, seat: Seat) -> None:
+    def __init__(self, seat: Seat, meeting: Meeting) -> None:
         self.seat = seat
-        shape = seat.shape
-        self._store = dist.FileStore(seat.store, shape.size)  # type: ignore[attr-defined]
+        self._meeting = meeting
+        self._store = MeetingStore(meeting)  # gloo keeps no reference
         self._store.set_timeout(timedelta(seconds=seat.timeout_s))
+        shape = seat.shape
         part, expert_part = seat.part, seat.expert_part
         self._tensor = self._connect(f"tensor-{seat.stage}-{expert_part}", part, shape.tensor)
         self._experts = self._connect(f"experts-{seat.stage}-{part}", expert_part, shape.expert)
@@ -55,14 +58,17 @@ class MeshGroup:
 
     def least(self, name: str, number: int) -> int:
         """Return the least of what all ranks say under a name, which is used once."""
-        self._store.set(f"{name}-{self.seat.rank}", str(number))
-        return min(int(self._store.get(f"{name}-{rank}")) for rank in range(self.seat.shape.size))
+        self._meeting.post(f"{name}-{self.seat.rank}", str(number).encode())
+        said = (
+            self._meeting.read(f"{name}-{rank}", self.seat.timeout_s) for rank in range(self.seat.shape.size)
+        )
+        return min(int(each) for each in said)
 
     def hear_first(self, name: str, say: Callable[[], list[int]]) -> list[int]:
         """Return the numbers that rank 0 says under a name, which is used once."""
         if self.seat.rank == 0:
-            self._store.set(name, " ".join(map(str, say())))
-        return [int(number) for number in self._store.get(name).split()]
+            self._meeting.post(name, " ".join(map(str, say())).encode())
+        return [int(number) for number in self._meeting.read(name, self.seat.timeout_s).split()]
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Add up a tensor over the tensor ranks of this part of a stage, in place."""
@@ -160,7 +166,7 @@ class MeshGroup:
         if size == 1:
             return None
         options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=_LOCALHOST)]
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._meeting.address)]
         options._timeout = timedelta(seconds=self.seat.timeout_s)
         options._threads = 1
         store = dist.PrefixStore(name, self._store)  # type: ignore[attr-defined]
