@@ -2,7 +2,7 @@
 # make test     tests for any machine (ARGS= goes to pytest)
 # make check    lint, format, types, import rules; never rewrites
 # make fix      what can be rewritten of it, and README's table of combinations
-# make bench    `make bench-serving`; `make bench-NAME` for peers, scheduling, matmul, attention, engine-overhead,
+# make bench    `make bench-serving`; `make bench-NAME` for peers, scheduling, speculation, matmul, attention, engine-overhead,
 #               perplexity, soak and genai_perf (ARGS= goes to the script)
 # make clean    remove the environment and caches
 #

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from loadgen import processes, report
-from rich.table import Table
 from serving_experiments.suite import Suite, title_of
 
 EXPERIMENTS = (
@@ -35,26 +34,6 @@ HEADLINE = {
 }
 
 
-def figures_table(title: str, headline: Mapping[str, Any]) -> Table:
-    """Return a table with a row for each figure, those by rows, cache or load one below the other."""
-    table = Table(title=title)
-    for column in ("figure", "of", "value", "meaning"):
-        table.add_column(column, justify="right" if column == "value" else "left")
-    for key, value in headline.items():
-        table.add_section()
-        for index, (label, number) in enumerate(flat(value)):
-            first = (key, HEADLINE[key]) if index == 0 else ("", "")
-            table.add_row(first[0], label, "-" if number is None else f"{number:.4g}", first[1])
-    return table
-
-
-def flat(value: Any, label: str = "") -> list[tuple[str, float | None]]:  # noqa: ANN401 - a figure or a dict of such
-    """Return the figures of a dict of dicts, each with the keys that lead to it."""
-    if not isinstance(value, Mapping):
-        return [(label, value)]
-    return [one for key, inner in value.items() for one in flat(inner, f"{label} {key}".strip())]
-
-
 def draw(results: Mapping[str, Any], path: Path) -> str | None:
     """Draw what is better seen than read beside the result; returns why not, where matplotlib is missing."""
     if "slo_attainment" not in results:
@@ -74,7 +53,7 @@ def main() -> int:
     arguments = suite.parse_arguments(__doc__)
     output, errors = report.consoles()
     found = suite.run(arguments, errors)
-    output.print(figures_table(title_of(found, "Scheduling"), found.headline))
+    output.print(report.nested_table(title_of(found, "Scheduling"), found.headline, HEADLINE))
     if excuse := draw(found.results, found.path):
         output.print(excuse, markup=False)
     output.print(f"written to {found.path}", markup=False, soft_wrap=True)

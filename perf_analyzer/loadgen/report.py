@@ -75,6 +75,26 @@ def headline_table(title: str, headline: Mapping[str, Any], meaning: Mapping[str
     return table
 
 
+def nested_table(title: str, headline: Mapping[str, Any], meaning: Mapping[str, str]) -> Table:
+    """Return a table of headline figures; those that are by something have a row for each."""
+    table = Table(title=title)
+    for column in ("figure", "of", "value", "meaning"):
+        table.add_column(column, justify="right" if column == "value" else "left")
+    for key, value in headline.items():
+        table.add_section()
+        for index, (label, number) in enumerate(flat(value)):
+            first = (key, meaning[key]) if index == 0 else ("", "")
+            table.add_row(first[0], label, "-" if number is None else f"{number:.4g}", first[1])
+    return table
+
+
+def flat(value: Any, label: str = "") -> list[tuple[str, float | None]]:  # noqa: ANN401 - a figure or a dict of such
+    """Return the figures of a dict of dicts, each with the keys that lead to it."""
+    if not isinstance(value, Mapping):
+        return [(label, value)]
+    return [one for key, inner in value.items() for one in flat(inner, f"{label} {key}".strip())]
+
+
 def _number(value: object) -> str:
     if value is None:
         return "-"

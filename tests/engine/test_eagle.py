@@ -10,6 +10,7 @@ import pytest
 
 from conch.api import CheckpointError, ConfigError, EngineConfig, SamplingParams, SpeculativeConfig
 from conch.engine.local import LocalEngine
+from conch_plugins.drafters.eagle import EagleDrafter
 from support.eagle import (
     eagle1_config,
     eagle1_tensors,
@@ -105,6 +106,35 @@ def test_a_pause_in_drafting_leaves_no_hole():
         engine.generate([[5, 9, 100, 31], [8, 8]], [params, short])
         stats = engine.stats()
     assert stats.drafts_accepted == stats.drafts_proposed > 10
+
+
+def test_what_was_put_off_is_as_if_it_had_not_been(monkeypatch):
+    """Slots of steps without drafts are computed later: the same is drafted after them."""
+    drafted: dict[int, tuple[int, ...]] = {}
+    propose = EagleDrafter.propose
+
+    def noted(self, context):
+        found = propose(self, context)
+        for tokens, drafts in zip(context.token_ids, found, strict=True):
+            if len(context.request_ids) == 1:
+                drafted[len(tokens)] = drafts
+        return found
+
+    monkeypatch.setattr(EagleDrafter, "propose", noted)
+    paused = ((2, 64, 0),)
+    seen = []
+    for schedule in ((), paused):
+        settings = config("eagle3").speculative_config
+        settings = msgspec.structs.replace(settings, num_speculative_tokens_per_batch_size=schedule)
+        params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+        short = SamplingParams(temperature=0.0, max_tokens=21, ignore_eos=True)
+        with LocalEngine(config("eagle3", speculative_config=settings)) as engine:
+            engine.generate([[5, 9, 100, 31], [8, 8]], [params, short])
+        seen.append(dict(drafted))
+        drafted.clear()
+    common = seen[0].keys() & seen[1].keys()
+    assert len(common) > 25 and len({seen[1][length] for length in common}) > 5
+    assert all(seen[0][length] == seen[1][length] for length in common)
 
 
 WRONG = {

@@ -10,31 +10,10 @@ import pytest
 
 from conch.api import EngineConfig, SamplingParams, SpeculativeConfig
 from conch.engine.local import LocalEngine
-from support.eagle import eagle3_config, eagle3_tensors, write_head
+from support.drafters import DRAFTERS, KNOWING, drafters, target
 from support.oracle import Oracle, Same
 from support.tiny import tiny_checkpoint
 from support.traffic import mixed_prompts, staggered
-
-
-def target() -> str:
-    return str(tiny_checkpoint("llama"))
-
-
-def drafters() -> dict[str, SpeculativeConfig]:
-    """Return every drafter, those of extremes among them; none backs off."""
-    random_model = str(tiny_checkpoint("llama", seed=9, num_hidden_layers=1))
-    head = str(write_head(eagle3_tensors(), eagle3_config()))
-    return {
-        "ngram": SpeculativeConfig(method="ngram", prompt_lookup_min=1, prompt_lookup_max=4, backoff=False),
-        "suffix": SpeculativeConfig(method="suffix", backoff=False),
-        "itself": SpeculativeConfig(model=target(), num_speculative_tokens=4, backoff=False),
-        "random": SpeculativeConfig(model=random_model, num_speculative_tokens=3, backoff=False),
-        "short": SpeculativeConfig(model=target(), max_model_len=64, num_speculative_tokens=8, backoff=False),
-        "eagle": SpeculativeConfig(method="eagle", model=head, num_speculative_tokens=3, backoff=False),
-    }
-
-
-DRAFTERS = tuple(drafters())
 
 
 @cache
@@ -233,7 +212,7 @@ def test_a_useless_drafter_is_given_up():
 
 
 @pytest.mark.parametrize("drafter", ["ngram", "itself", "random", "eagle"])
-@pytest.mark.parametrize("count", [1, 3, 8])
+@pytest.mark.parametrize("count", [1, 3, 5, 8])
 def test_state_is_each_requests_own(drafter, count):
     """Greedy and sampled requests join at random steps: nobody gets anything of another's."""
     rng = random.Random(count)
@@ -259,3 +238,23 @@ def test_state_is_each_requests_own(drafter, count):
     for index in range(8 if drafter != "ngram" else 16):
         assert tuple(answers[index]) == alone[index]
     assert stats.drafts > 0 and stats.kv_blocks_used == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("at_once", [1, 16])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_two_hundred_answers_are_right(drafter, at_once):
+    rng = random.Random(200)
+    prompts = mixed_prompts(rng, 200, longest=100, vocab=300)
+    budgets = [rng.randint(16, 64) for _ in prompts]
+    same = Same(oracle())
+    with LocalEngine(config(drafter)) as engine:
+        answers = staggered(engine, prompts, budgets, at_once)
+        stats = engine.stats()
+    for prompt, budget, answer in zip(prompts, budgets, answers, strict=True):
+        assert len(answer) == budget
+        same.check(prompt, list(answer))
+    same.finish()
+    assert stats.drafts > 1000 and stats.kv_blocks_used == 0
+    assert (stats.drafts_accepted > 500) == (drafter in KNOWING)

@@ -18,7 +18,7 @@ class KeptStates:
     Attributes
     ----------
     values : [T, A, h]
-        Of all tokens of the step. Valid until the model runs again.
+        Of all tokens of the step. The next step has a tensor of its own.
     """
 
     def __init__(self, layers: Sequence[int]) -> None:

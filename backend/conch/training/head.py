@@ -38,6 +38,12 @@ class HeadShape:
     num_states: int = 3
 
 
+class _Norm(nn.RMSNorm):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalise in fp32: there is no fast way for half of it."""
+        return super().forward(x.float())
+
+
 class _Mlp(nn.Module):
     def __init__(self, hidden: int, inner: int) -> None:
         super().__init__()
@@ -64,9 +70,9 @@ class _Attention(nn.Module):
 class _Layer(nn.Module):
     def __init__(self, shape: HeadShape) -> None:
         super().__init__()
-        self.input_layernorm = nn.RMSNorm(shape.hidden, shape.eps)
-        self.hidden_norm = nn.RMSNorm(shape.hidden, shape.eps)
-        self.post_attention_layernorm = nn.RMSNorm(shape.hidden, shape.eps)
+        self.input_layernorm = _Norm(shape.hidden, shape.eps)
+        self.hidden_norm = _Norm(shape.hidden, shape.eps)
+        self.post_attention_layernorm = _Norm(shape.hidden, shape.eps)
         self.self_attn = _Attention(shape)
         self.mlp = _Mlp(shape.hidden, shape.inner)
 
@@ -85,7 +91,7 @@ class TrainableHead(nn.Module):
         self.shape = shape
         self.fc = nn.Linear(shape.num_states * shape.hidden, shape.hidden, bias=False)
         self.midlayer = _Layer(shape)
-        self.norm = nn.RMSNorm(shape.hidden, shape.eps)
+        self.norm = _Norm(shape.hidden, shape.eps)
 
     def begin(self, states: torch.Tensor) -> Unrolling:
         """Begin with the target's states [B, S, A * h]; depth 1 comes next."""

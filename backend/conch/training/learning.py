@@ -17,6 +17,8 @@ from conch.training.states import Lesson, Target
 _WARM_UP = 0.03
 _CLIP = 0.5
 _FADING = 0.8
+_STAGE = 0.3
+"""Share of the time after which one more draft in a row is trained: the first ones cost least to learn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ class Course:
     minutes
         With all threads at work: time that the process is kept from its cores does not count.
     depth
-        Drafts in a row that are trained.
+        Drafts in a row that are trained in the end; one more from stage to stage.
     rate
         Largest learning rate of Adam.
     tokens_at_once
@@ -76,7 +78,7 @@ class Teacher:
                 break
             for group in optimizer.param_groups:
                 group["lr"] = course.rate * _rate_at(share)
-            loss = self._loss(batch, course.depth)
+            loss = self._loss(batch, min(course.depth, 1 + int(share / _STAGE)))
             optimizer.zero_grad(set_to_none=True)
             torch.autograd.backward([loss])
             torch.nn.utils.clip_grad_norm_(parameters, _CLIP)
@@ -94,7 +96,7 @@ class Teacher:
         hits, steps = [0] * depth, 0
         for lesson in lessons:
             runs = self._runs(lesson, depth)
-            slot = max(2, lesson.num_prompt) - 2
+            slot = _first_slot(lesson)
             while slot < len(runs):
                 steps += 1
                 for ahead in range(runs[slot]):
@@ -108,37 +110,44 @@ class Teacher:
         right = torch.ones(len(tokens) - 2, dtype=torch.bool)
         runs = torch.zeros(len(tokens) - 2, dtype=torch.long)
         with torch.inference_mode():
-            for ahead, logits in enumerate(self._answers(lesson.states[None], tokens[None], depth)):
+            for ahead, outputs in enumerate(self._outputs(lesson.states[None], tokens[None], depth)):
+                logits = outputs[0] @ self._rows.T
                 if ahead:  # this depth goes on with drafts that were right up to the slot before
                     right = functional.pad(right, (1, 0))[:-1]
-                right = right & (self._drafted[logits[0].argmax(-1)] == tokens[2:])
+                right = right & (self._drafted[logits.argmax(-1)] == tokens[2:])
                 runs[: max(0, len(runs) - ahead)] += right[ahead:]
         found: list[int] = runs.tolist()
         return found
 
     def _loss(self, batch: Sequence[Lesson], depth: int) -> torch.Tensor:
+        """Return how far the head's answers are from the target's own, where the target has written."""
         width = max(len(lesson.token_ids) for lesson in batch)
         tokens = torch.stack([_padded(lesson.token_ids, width) for lesson in batch])
         states = torch.stack([_padded(lesson.states, width) for lesson in batch])
-        lengths = torch.tensor([len(lesson.token_ids) for lesson in batch])
+        which = torch.zeros(len(batch), width - 2, dtype=torch.bool)
+        for row, lesson in enumerate(batch):
+            which[row, max(_first_slot(lesson), depth - 1) : len(lesson.token_ids) - 2] = True
         with torch.no_grad():
-            last = states[:, 1:-1, -self._head.shape.hidden :]
+            last = states[:, 1:-1, -self._head.shape.hidden :][which]
             wanted = (self._target.last_norm(last) @ self._rows.T).float().softmax(-1)
-        slots = torch.arange(width - 2)[None]
         total = torch.zeros(())
-        for index, logits in enumerate(self._answers(states, tokens, depth)):
-            counts = (slots < lengths[:, None] - 2) & (slots >= index)
-            told = logits[counts].float().log_softmax(-1)
-            total = total - _FADING**index * (wanted[counts] * told).sum(-1).mean()
+        for index, outputs in enumerate(self._outputs(states, tokens, depth)):
+            told = (outputs[which] @ self._rows.T).float().log_softmax(-1)
+            total = total - _FADING**index * (wanted * told).sum(-1).mean()
         return total
 
-    def _answers(self, states: torch.Tensor, tokens: torch.Tensor, depth: int) -> Iterator[torch.Tensor]:
-        """Yield logits [B, S - 2, D] of each depth: at slot i, of token i + 2."""
+    def _outputs(self, states: torch.Tensor, tokens: torch.Tensor, depth: int) -> Iterator[torch.Tensor]:
+        """Yield what the logits of each depth are made of, [B, S - 2, h]: at slot i, for token i + 2."""
         with torch.autocast("cpu", torch.bfloat16):
             unrolling = self._head.begin(states[:, :-2])
             embedded = functional.embedding(tokens[:, 1:-1], self._target.embedding)
             for _ in range(depth):
-                yield unrolling.next(embedded) @ self._rows.T
+                yield unrolling.next(embedded)
+
+
+def _first_slot(lesson: Lesson) -> int:
+    """Return the slot that says what the target's second token is: the first is sampled without a draft."""
+    return max(0, lesson.num_prompt - 1)
 
 
 def _padded(x: torch.Tensor, width: int) -> torch.Tensor:

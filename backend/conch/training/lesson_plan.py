@@ -112,7 +112,7 @@ def train_on(
     exam, lessons = read(held, "reads the exam"), read(learnt, "reads what it has written")
     vocab_size = len(target.head)
     drafted = choose_tokens(learnt, vocab_size, min(plan.draft_vocabulary, vocab_size))
-    head = new_head(target, len(layers), plan.course.seed)
+    head = new_head(target, lessons, plan.course.seed)
     teacher = Teacher(head, target, drafted)
     recipe = {
         "vocab_size": vocab_size,

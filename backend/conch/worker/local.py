@@ -107,8 +107,9 @@ class LocalWorker:
     def execute(self, plan: StepPlan) -> StepResult:
         """Do the step."""
         started_s = time.perf_counter()
-        self._learn(plan)
         with torch.inference_mode():
+            self._drafting.begin(plan)
+            self._learn(plan)
             failed = self._carry_out(plan.moves) if plan.moves else ()
             if not plan.rows:
                 return StepResult((), failed_moves=failed)

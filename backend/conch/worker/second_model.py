@@ -117,6 +117,9 @@ class SecondModel(DraftPool):
     def keep_up(self, spans: Sequence[Span]) -> None:
         """Have nothing to do after a step without drafts: what is missing is computed when it is needed."""
 
+    def settle(self) -> None:
+        """Have nothing to finish."""
+
     def logits(self, rows: Sequence[Row]) -> torch.Tensor:
         """Compute rows and their KV; returns the logits of those that sample: float32 [L, V]."""
         with self._scratch.lent(rows):

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from conch.api import DraftContext, Drafter, Row, RowResult, Span, StepResult
+from conch.api import DraftContext, Drafter, Row, RowResult, Span, StepPlan, StepResult
 from conch.worker.draft_control import DraftControl
 from conch.worker.draft_draws import DraftDraws
 from conch.worker.row_table import RowTable, TokenViews
@@ -16,6 +16,9 @@ from conch.worker.verification import DrawnDraft
 
 class Drafting(Protocol):
     """What a worker does about drafts."""
+
+    def begin(self, plan: StepPlan) -> None:
+        """Hear of a plan before anything of it is carried out."""
 
     def drawn(self, rows: Sequence[Row]) -> Mapping[int, DrawnDraft]:
         """Return the drawn drafts among those that a plan's rows verify, by logit row."""
@@ -34,11 +37,17 @@ class SecondKv(Protocol):
         """Begin the drafting of a step: the target has just computed `rows`."""
 
     def keep_up(self, spans: Sequence[Span]) -> None:
-        """Take in what a step has computed after which nothing is drafted."""
+        """Take in what a step has computed after which nothing is drafted; some of it may be put off."""
+
+    def settle(self) -> None:
+        """Finish what was put off: blocks are about to change hands."""
 
 
 class NoDrafting:
     """Nobody drafts."""
+
+    def begin(self, plan: StepPlan) -> None:
+        """Have no use for it."""
 
     def drawn(self, rows: Sequence[Row]) -> Mapping[int, DrawnDraft]:
         """Return none."""
@@ -81,6 +90,12 @@ class Speculation:
         self._draws, self._table, self._models = draws, table, models
         self._began: dict[int, int] = {}
 
+    def begin(self, plan: StepPlan) -> None:
+        """Let models finish what they have put off, where blocks are about to change hands."""
+        if plan.admitted or plan.preempted or plan.finished or plan.moves:
+            for model in self._models:
+                model.settle()
+
     def drawn(self, rows: Sequence[Row]) -> Mapping[int, DrawnDraft]:
         """Return the drawn drafts among those that a plan's rows verify, by logit row."""
         return self._draws.in_plan(rows)
@@ -98,13 +113,15 @@ class Speculation:
         if not any(rooms) and ids:
             for model in self._models:
                 model.keep_up(self._spans(rows, results))
+            if is_decode:
+                self._control.learn_drafting(0, 0, time.perf_counter() - started_s)
             return StepResult(tuple(results))
         where = [self._table.row_of(request_id) for request_id in ids]
         context = DraftContext(ids, TokenViews(self._table, where), rooms, self._spans(rows, results))
         proposed = self._drafter.propose(context)
         drafting_s = time.perf_counter() - started_s
         if is_decode:  # a prompt says nothing about the time that a draft takes
-            self._control.learn_drafting(max(rooms), drafting_s)
+            self._control.learn_drafting(sum(map(bool, rooms)), max(rooms), drafting_s)
         kept = self._control.trim(ids, [len(drafts) for drafts in proposed])
         news = list(results)
         for index, drafts, count in zip(sampled, proposed, kept, strict=True):

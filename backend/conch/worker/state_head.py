@@ -20,12 +20,13 @@ from conch.api import (
 from conch.api.model_reference import resolve_model_reference
 from conch.model.attention import PagedStep
 from conch.model.choosing import Model
-from conch.model.eagle.head import EagleHead
+from conch.model.eagle.head import EagleHead, Slots
 from conch.model.eagle.layout import HeadLayout
 from conch.model.eagle.parts import read_head
 from conch.worker.batch_builder import BatchBuilder
 from conch.worker.draft_draws import DraftDraws
 from conch.worker.draft_pool import DraftPool
+from conch.worker.late_slots import LateSlots
 from conch.worker.prepare import Prepared
 from conch.worker.row_table import RowTable
 from conch.worker.scratch import ScratchBlocks
@@ -82,6 +83,8 @@ class StateHead(DraftPool):
         self._table, self._draws = table, draws
         device = torch.device(spec.attention.device)
         self._builder = BatchBuilder(table, config.block_size, device, ahead=1)
+        self._late = LateSlots()
+        self._can_be_late = target.spec.attention.reach is None  # else blocks are given up on the way
         self._offsets: dict[int, int] = {}
         self._slots: dict[int, int] = {}
         self._outputs = torch.empty(0)
@@ -97,13 +100,23 @@ class StateHead(DraftPool):
             first += row.count
 
     def keep_up(self, spans: Sequence[Span]) -> None:
-        """Compute the slots of a step after which nothing is drafted."""
-        if spans:
-            self._compute([Row(s.request_id, s.start, s.end - s.start, False, (), 0, ()) for s in spans])
+        """Compute the slots of a step after which nothing is drafted, now or some steps later."""
+        firsts = [self._offsets[span.request_id] + span.start for span in spans]
+        self._late.put_off(spans, firsts, self._states.values)
+        if self._late.are_many or not self._can_be_late:
+            self.settle()
+
+    def settle(self) -> None:
+        """Compute what was put off."""
+        if self._late:
+            rows, states = self._late.take()
+            if rows:
+                self._run(rows, self._head.read(states))
 
     def logits(self, rows: Sequence[Row]) -> torch.Tensor:
         """Compute slots and their KV; returns the logits of those that sample: float32 [L, V]."""
-        outputs = self._compute(rows)
+        self.settle()
+        computed = self._run(rows, self._read(rows))
         samples: list[int] = []
         ends = 0
         self._slots = {}
@@ -113,8 +126,8 @@ class StateHead(DraftPool):
                 self._slots[row.request_id] = len(samples)
                 samples.append(ends - 1)
         if not samples:
-            return outputs.new_empty(0, 0)
-        self._outputs = outputs[samples] if len(samples) < len(outputs) else outputs
+            return torch.empty(0, 0)
+        self._outputs = self._head.outputs(computed, samples)
         return self._head.logits(self._outputs)
 
     def draw(self, request_ids: Sequence[int], logits: torch.Tensor) -> list[int | None]:
@@ -126,12 +139,12 @@ class StateHead(DraftPool):
         self._pools = []
         del self._head
 
-    def _compute(self, rows: Sequence[Row]) -> torch.Tensor:
-        """Compute slots; returns what comes out of the layer: float32 [T, h]."""
+    def _run(self, rows: Sequence[Row], read: torch.Tensor) -> Slots:
+        """Compute the KV of slots from what they are made of."""
         with self._scratch.lent(rows):
             batch, _ = self._builder.build(rows)
         step = PagedStep(self._kernel, self._kernel.plan(batch), self._pools)
-        return self._head.run(batch, self._read(rows), step, self._spec.attention.windows[0])
+        return self._head.run(batch, read, step, self._spec.attention.windows[0])
 
     def _read(self, rows: Sequence[Row]) -> torch.Tensor:
         """Return what slots are made of: states of the target or, later in a step, outputs of the head."""

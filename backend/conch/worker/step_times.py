@@ -2,30 +2,48 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
-_WEIGHT = 0.2
-_MOST_SAMPLES = 5
+_WEIGHT = 0.1
+_PACE_WEIGHT = 0.2
+_FEW = 4
+_FARTHEST = math.log(2.0)
+"""What took more than twice as long as was to be expected, or less than half, counts as just that."""
 
 
 class StepTimes:
-    """Running means over steps of about the same size; others are on the straight lines between them."""
+    """Means over steps of about the same size, times a pace; sizes between lie on the straight lines.
+
+    The pace is what steps of all sizes have in common: a machine that gets slower, contexts that grow. It is
+    learnt quickly, from steps of whatever size, and the means slowly. So two sizes stay comparable though
+    they were never measured at the same time.
+    """
 
     def __init__(self) -> None:
         self._means: dict[int, tuple[float, float, int]] = {}
+        self._pace = 1.0
         self._points: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None = None
 
     def learn(self, num_tokens: int, seconds: float) -> None:
         """Take a measured step in."""
         bucket = _bucket(num_tokens)
-        tokens, mean, count = self._means.get(bucket, (float(num_tokens), seconds, 0))
-        weight = max(_WEIGHT, 1 / (count + 1)) if count < _MOST_SAMPLES else _WEIGHT
-        if count >= _MOST_SAMPLES:
-            seconds = min(seconds, 4 * mean)  # a hiccup of the machine says nothing about the size
+        if bucket not in self._means:
+            self._means[bucket] = (float(num_tokens), seconds / self._pace, 1)
+            self._points = None
+            return
+        tokens, mean, count = self._means[bucket]
+        off = math.log(seconds / (self._pace * mean))
+        weight = max(_WEIGHT, 1 / (count + 1))
+        if count >= _FEW:
+            off = min(max(off, -_FARTHEST), _FARTHEST)  # a hiccup of the machine says nothing about the size
+            self._pace *= math.exp(_PACE_WEIGHT * off)
+            off *= 1 - _PACE_WEIGHT
         self._means[bucket] = (
             tokens + weight * (num_tokens - tokens),
-            mean + weight * (seconds - mean),
+            mean * math.exp(weight * off),
             count + 1,
         )
         self._points = None
@@ -45,7 +63,7 @@ class StepTimes:
         if len(tokens) > 1:
             slope = (seconds[-1] - seconds[-2]) / (tokens[-1] - tokens[-2])
             found += slope * np.maximum(num_tokens - tokens[-1], 0)
-        return found
+        return self._pace * found
 
     @property
     def largest(self) -> float:

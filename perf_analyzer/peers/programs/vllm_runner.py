@@ -1,4 +1,4 @@
-"""vLLM on a CPU. Options: ``{"model", "dtype", "max_model_len"}``."""
+"""vLLM on a CPU. Options: ``{"model", "dtype", "max_model_len"}``; ``"speculative_config"`` if it drafts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,12 @@ def run(llm: LLM, names: itertools.count[int], prompts: list[list[int]], max_tok
 
 def start(options: dict[str, Any]) -> tuple[dict[str, Any], Any]:
     """Load and compile the model."""
-    llm = LLM(model=options["model"], dtype=options["dtype"], max_model_len=options["max_model_len"])
+    llm = LLM(
+        model=options["model"],
+        dtype=options["dtype"],
+        max_model_len=options["max_model_len"],
+        speculative_config=options.get("speculative_config"),
+    )
     names = itertools.count()
     return {}, lambda question: run(llm, names, question["prompts"], question["max_tokens"])
 

@@ -111,10 +111,12 @@ def test_a_head_drafts_as_it_was_trained_to(kernel_name):
         computed = len(TOKENS) - 3  # the last two slots are drafts
         step = batch(0, computed, TOKENS[1 : computed + 1], [computed - 1])
         read = head.read(states[0, :computed].unflatten(-1, (2, HIDDEN)))
-        out = head.run(step, read, PagedStep(kernel, kernel.plan(step), kv), None)
+        slots = head.run(step, read, PagedStep(kernel, kernel.plan(step), kv), None)
+        out = head.outputs(slots, range(computed))
         torch.testing.assert_close(head.logits(out), depths[0][:computed], atol=1e-4, rtol=1e-3)
         for ahead in (1, 2):
             slot = computed + ahead - 1
             step = batch(slot, 1, [TOKENS[slot + 1]], [0])
-            out = head.run(step, out[-1:], PagedStep(kernel, kernel.plan(step), kv), None)
+            slots = head.run(step, out[-1:], PagedStep(kernel, kernel.plan(step), kv), None)
+            out = head.outputs(slots, [0])
             torch.testing.assert_close(head.logits(out), depths[ahead][slot : slot + 1], atol=1e-4, rtol=1e-3)

@@ -9,6 +9,7 @@ pytest.importorskip("tritonclient.grpc")
 import bench_scheduling
 from arrivals_worker import Arrival, Ledger, Player, prompt_of
 from chat_worker import answer as play_chats
+from loadgen import report
 from scheduling_experiments import fairness, hit_rate, planning_cost, slo_attainment, zero_hit_cost
 from simulated_clock import SimulatedClock
 
@@ -100,8 +101,8 @@ def test_what_a_cache_costs_is_the_median_of_its_rounds():
 
 
 def test_figures_of_a_table_carry_the_keys_that_lead_to_them():
-    assert bench_scheduling.flat(0.5) == [("", 0.5)]
-    assert bench_scheduling.flat({"0.5": {"slo": 1.0, "fcfs": None}}) == [
+    assert report.flat(0.5) == [("", 0.5)]
+    assert report.flat({"0.5": {"slo": 1.0, "fcfs": None}}) == [
         ("0.5 slo", 1.0),
         ("0.5 fcfs", None),
     ]

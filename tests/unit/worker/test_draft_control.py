@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import random
+
 import numpy as np
 import pytest
 
@@ -36,9 +39,8 @@ def controlled(accept, times, count, steps=400, round_s=0.0):
         control.learn_step(size, times(size))
         seconds += times(size)
         rooms = control.rooms(ids, [K] * count)
-        if any(rooms):
-            control.learn_drafting(max(rooms), round_s * max(rooms))
-            seconds += round_s * max(rooms)
+        control.learn_drafting(sum(map(bool, rooms)), max(rooms), round_s * max(rooms))
+        seconds += round_s * max(rooms)
         drafts = control.trim(ids, rooms)
         history.append(drafts)
     return history, tokens / seconds
@@ -105,6 +107,50 @@ def test_it_is_noticed_when_one_of_many_becomes_predictable():
         control.learn_step(3 + sum(drafts), linear(3 + sum(drafts)))
         drafts = control.trim(ids, control.rooms(ids, [K] * 3))
     assert drafts == [K, K, 0]
+
+
+STANDING_S, ROUND_S = 0.2, 1.0
+
+
+def measured(size):
+    """Return milliseconds of a step as two cores take them: flat, then in proportion."""
+    return np.interp(size, [1, 4, 8, 16, 32, 64], [9.4, 9.8, 10.2, 11.5, 16.0, 26.0])
+
+
+def on_a_busy_machine(chance, count, steps=500):
+    """Return tokens a second over those without drafts, each of which is right by chance; times swing."""
+    control = BackOff(SpeculativeConfig(method="ngram", num_speculative_tokens=3))
+    rng, ids, drafts = random.Random(16), list(range(count)), [0] * count
+    tokens, seconds, without_s, pace = 0, 0.0, 0.0, 1.0
+    for _ in range(steps):
+        pace = min(max(pace * math.exp(rng.gauss(0, 0.03)), 0.7), 1.5)
+        size = count + sum(drafts)
+        took_s = measured(size) * pace * math.exp(rng.gauss(0, 0.1))
+        for index in ids:
+            right = 0
+            while right < drafts[index] and rng.random() < chance:
+                right += 1
+            tokens += 1 + right
+            if drafts[index]:
+                control.learn_row(index, drafts[index], right)
+        control.learn_step(size, took_s)
+        rooms = control.rooms(ids, [3] * count)
+        drafting_s = (STANDING_S + ROUND_S * max(rooms)) * pace * math.exp(rng.gauss(0, 0.1))
+        control.learn_drafting(sum(map(bool, rooms)), max(rooms), drafting_s)
+        drafts = control.trim(ids, rooms)
+        seconds += took_s + drafting_s
+        without_s += measured(count) * pace
+    return tokens / seconds * without_s / (count * steps)
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.3, 0.45, 0.6])
+def test_a_large_batch_loses_next_to_nothing_on_a_busy_machine(chance):
+    """What is measured swings by far more than drafts would gain or lose here."""
+    assert on_a_busy_machine(chance, 16) > 0.95
+
+
+def test_one_stream_gains_on_a_busy_machine():
+    assert on_a_busy_machine(0.5, 1) > 1.2
 
 
 def test_the_schedule_bounds_everyone():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
@@ -15,6 +16,17 @@ from conch_kernels.cpu.product import PackedMatrix
 from conch_kernels.cpu_attention import NativeAttention
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Slots:
+    """Slots whose KV is computed: the stream before attention and what attention has brought, [T, h] each.
+
+    Most of the head's work is still to be done, and is needed only where a draft begins.
+    """
+
+    stream: torch.Tensor
+    attended: torch.Tensor
 
 
 class EagleHead:
@@ -61,8 +73,8 @@ class EagleHead:
             return self._normed(states[:, 0].float(), self._target_norm).float()
         return self._fusing(states.flatten(1).to(self._dtype)).float()
 
-    def run(self, batch: StepBatch, read: torch.Tensor, step: PagedStep, window: int | None) -> torch.Tensor:
-        """Compute slots and their KV; returns what may stand for the state of the slot after each: [T, h]."""
+    def run(self, batch: StepBatch, read: torch.Tensor, step: PagedStep, window: int | None) -> Slots:
+        """Compute the KV of slots; what else there is to them is computed where it is asked for."""
         embedded = functional.embedding(batch.input_ids, self._embedding)
         if self._embedding_norm is None or self._state_norm is None:
             stream = self._fusing(torch.cat([embedded, read.to(self._dtype)], dim=-1)).float()
@@ -71,7 +83,14 @@ class EagleHead:
             normed = self._normed(read, self._state_norm)
             stream = normed.float() if self._layout.normed_residual else read
             into = torch.cat([self._normed(embedded.float(), self._embedding_norm), normed], dim=-1)
-        stream = stream + self._out(self._attend(into, batch, step, window))
+        return Slots(stream, self._attend(into, batch, step, window))
+
+    def outputs(self, slots: Slots, places: Sequence[int]) -> torch.Tensor:
+        """Return what may stand for the state after each of some slots: float32 [L, h]."""
+        stream, attended = slots.stream, slots.attended
+        if len(places) < len(stream):
+            stream, attended = stream[places], attended[places]
+        stream = stream + self._out(attended)
         gate, up = self._up(self._normed(stream, self._mlp_norm)).chunk(2, dim=-1)
         return stream + self._down((functional.silu(gate) * up).to(self._dtype))
 
@@ -103,8 +122,7 @@ class EagleHead:
         return step.attend_layer(0, (query, key, value), constants).flatten(1)
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        scaled = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self._layout.eps)
-        return (scaled * weight).to(self._dtype)
+        return torch.rms_norm(x, weight.shape, weight, self._layout.eps).to(self._dtype)
 
 
 def _make_linear(weight: torch.Tensor, bias: torch.Tensor | None, kernel: AttentionKernel) -> Linear:

@@ -1,0 +1,53 @@
+"""When a little is drafted although it does not pay, so that it is noticed when that changes."""
+
+from __future__ import annotations
+
+_FIRST = 4
+_RAREST = 64
+_SHARE = 0.015
+"""Of the time, that probes may take."""
+
+
+class Probing:
+    """Lets a step in four probe at first, ever fewer later, and none for more than a share of the time.
+
+    What a probe will cost is taken from what the last one has cost, in proportion to the steps between: a
+    draft model has to catch up with what it has missed.
+    """
+
+    def __init__(self) -> None:
+        self._idle = 0
+        self._next = _FIRST
+        self._last = self._gap = 0
+        self._last_s = self._spent_s = self._worked_s = 0.0
+        self.is_under_way = False
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing paid in the last step."""
+        return self._idle > 0
+
+    def is_due(self) -> bool:
+        """Note that nothing pays in this step; returns whether to probe in it."""
+        self._idle += 1
+        self.is_under_way = self._idle >= self._next and self._fits()
+        if self.is_under_way:
+            self._next = self._idle + min(self._idle, _RAREST)
+            self._gap, self._last = self._idle - self._last, self._idle
+        return self.is_under_way
+
+    def work(self, seconds: float) -> None:
+        """Take in how long a step took."""
+        self._worked_s += seconds
+
+    def spend(self, seconds: float) -> None:
+        """Take in what the probe under way has cost."""
+        self._last_s = seconds
+        self._spent_s += seconds
+        self.is_under_way = False
+
+    def _fits(self) -> bool:
+        if not self._gap:
+            return True
+        expected_s = self._last_s * (self._idle - self._last) / self._gap
+        return self._spent_s + expected_s <= _SHARE * self._worked_s

@@ -1,0 +1,1 @@
+"""Experiments on drafters, one in each module: ``measure(bench) -> dict``."""
