@@ -32,6 +32,42 @@ def test_half_of_the_requests_are_in_each_step():
     simulation.check_idle()
 
 
+def test_chunks_of_one_prompt_are_in_flight_together():
+    simulation = simulate(pipeline_parallel_size=2, max_num_batched_tokens=8)
+    prompt = list(range(1, 41))
+    simulation.engine.add(ask(1, prompt, max_tokens=3))
+    news, counts = [], []
+    for _ in range(5):
+        news += simulation.engine.step()
+        counts.append(simulation.engine.stats().steps)
+    assert counts == [2, 3, 4, 5, 5]  # submitted, while one after the other is collected
+    outputs, _ = collect(news + simulation.run())
+    assert [len(plan.rows) for plan in simulation.worker.plans[:5]] == [1] * 5
+    assert outputs[1, 0][0] == expected(prompt, 3)
+    simulation.check_idle()
+
+
+@pytest.mark.parametrize("settings", [{"max_num_seqs": 1}, {}])
+def test_a_prompt_that_gives_way_while_its_chunks_are_computed(settings):
+    """They are in vain: nothing of them may be found in the cache."""
+    simulation = simulate(
+        pipeline_parallel_size=2, max_num_batched_tokens=8, scheduler="priority", num_blocks=12, **settings
+    )
+    long, urgent = list(range(1, 41)), [7] * 30
+    simulation.engine.add(ask(2, long))
+    news = simulation.engine.step()
+    assert simulation.engine.stats().steps == 2  # one of which is in flight
+    simulation.engine.add(ask(3, urgent))
+    news += simulation.engine.step()
+    assert simulation.engine.stats().preemptions == 1
+    simulation.engine.add(ask(5, long))
+    outputs, failures = collect(news + simulation.run())
+    assert not failures
+    for request_id, prompt in ((2, long), (3, urgent), (5, long)):
+        assert outputs[request_id, 0][0] == expected(prompt, 5)
+    simulation.check_idle()
+
+
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())

@@ -123,7 +123,7 @@ class Requests(Protocol):
 
     @property
     def in_flight(self) -> Sequence[Request]:
-        """Others that hold KV: a step that is not done computes them. They have seats, and are left alone."""
+        """Others that hold KV: a step under way samples for them. They have seats, and are left alone."""
 
     @property
     def finished(self) -> Sequence[int]:

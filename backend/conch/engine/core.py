@@ -109,10 +109,10 @@ class Engine:
         self._counters.count_plan(plan, fresh)
 
     def _commit(self, plan: StepPlan, result: StepResult) -> None:
-        self._overlap.end(plan)
+        in_vain = self._overlap.end(plan)
         for row, brought in zip(plan.rows, result.rows, strict=True):
             request = self._requests.get(row.request_id)
-            if request is not None:  # it may have been cancelled while it was computed
+            if request is not None and row.request_id not in in_vain:  # it may have been cancelled meanwhile
                 self._commit_row(request, row, brought)
         self._cache.end_step(plan.moves, result.failed_moves)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
 from conch.api.request import Request, Requests
@@ -20,8 +21,8 @@ class Overlap(Protocol):
     def begin(self, plan: StepPlan) -> None:
         """Note a step that was submitted."""
 
-    def end(self, plan: StepPlan) -> None:
-        """Note that it was collected."""
+    def end(self, plan: StepPlan) -> Collection[int]:
+        """Note that it was collected; returns whose rows were in vain: they were preempted meanwhile."""
 
 
 class NoOverlap:
@@ -33,20 +34,23 @@ class NoOverlap:
     def begin(self, plan: StepPlan) -> None:
         """Note nothing."""
 
-    def end(self, plan: StepPlan) -> None:
-        """Note nothing."""
+    def end(self, plan: StepPlan) -> Collection[int]:
+        """Nobody is preempted between a plan and its end."""
+        return ()
 
 
 class SteppingAside:
-    """Keeps requests that a step in flight computes out of the scheduler's hands.
+    """Keeps requests whose next token a step in flight samples out of the scheduler's hands.
 
-    So nobody is preempted while its KV is being written, and what has yet to be committed is of requests
-    that stay where they are. Implements `conch.api.Requests`, too.
+    Nothing can be planned for them before it is known. The chunks of a prompt follow each other without
+    waiting: steps run in order, so a later one finds the KV of those before it, and whoever is given the
+    blocks of a request that is preempted writes to them after it. Implements `conch.api.Requests`, too.
     """
 
     def __init__(self, table: RequestTable) -> None:
         self._table = table
         self._busy: set[int] = set()
+        self._in_vain: deque[set[int]] = deque()
 
     @property
     def requests(self) -> Requests:
@@ -54,12 +58,16 @@ class SteppingAside:
         return self
 
     def begin(self, plan: StepPlan) -> None:
-        """Keep its requests out."""
-        self._busy.update(row.request_id for row in plan.rows)
+        """Keep out those that it samples for."""
+        for in_vain in self._in_vain:
+            in_vain.update(plan.preempted)
+        self._in_vain.append(set())
+        self._busy.update(row.request_id for row in plan.rows if row.samples)
 
-    def end(self, plan: StepPlan) -> None:
-        """Let them in again."""
-        self._busy.difference_update(row.request_id for row in plan.rows)
+    def end(self, plan: StepPlan) -> Collection[int]:
+        """Let them in again; steps end in the order in which they began."""
+        self._busy.difference_update(row.request_id for row in plan.rows if row.samples)
+        return self._in_vain.popleft()
 
     @property
     def waiting(self) -> Iterable[Request]:
@@ -68,7 +76,7 @@ class SteppingAside:
 
     @property
     def running(self) -> Sequence[Request]:
-        """Those that no step in flight computes."""
+        """Those that no step in flight samples for."""
         return tuple(request for request in self._table.running if request.id not in self._busy)
 
     @property

@@ -47,7 +47,7 @@ def test_a_large_head_and_a_dear_layer_have_their_stages_almost_alone():
     assert count_layers(Costs((1.0,) * 4, 100.0), 4) == [1, 1, 1, 1]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "mixtral"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mixtral", "deepseek_v3"])
 def test_every_layer_and_the_head_are_measured(family):
     folder = tiny_checkpoint(family, num_hidden_layers=3)
     costs = measure_costs(describe(folder, EngineConfig(model=str(folder), dtype="float32")))

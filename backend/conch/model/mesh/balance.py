@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from conch.model.describe import Description
 from conch.model.mesh.cut import check_has_stages
 from conch.model.mesh.group import MeshGroup
 from conch.model.mesh.split import Range
+
+_log = logging.getLogger(__name__)
 
 _ROWS = 8
 _ROUNDS = 8
@@ -62,9 +65,22 @@ def agree_on_layers(description: Description, counts: Sequence[int] | None, grou
         return 0, description.spec.num_layers
     check_has_stages(description)
     if counts is None:
-        counts = group.hear_first("layers", lambda: count_layers(measure_costs(description), stages))
+        counts = group.hear_first("layers", lambda: _measured(description, stages))
     first = sum(counts[:stage])
     return first, first + counts[stage]
+
+
+def _measured(description: Description, stages: int) -> list[int]:
+    costs = measure_costs(description)
+    counts = count_layers(costs, stages)
+    _log.info(
+        "stages of %s layers: those take %.3g to %.3g ms, the head %.3g ms",
+        counts,
+        1000 * min(costs.layers),
+        1000 * max(costs.layers),
+        1000 * costs.head,
+    )
+    return counts
 
 
 def count_layers(costs: Costs, stages: int) -> list[int]:

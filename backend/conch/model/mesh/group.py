@@ -56,6 +56,11 @@ class MeshGroup:
         self.bytes_reduced = self.bytes_gathered = 0
         self.bytes_exchanged = self.bytes_counted = self.bytes_moved = 0
 
+    @property
+    def bytes_sent(self) -> int:
+        """States that this rank has handed to the next stage."""
+        return self.handover.bytes_sent
+
     def least(self, name: str, number: int) -> int:
         """Return the least of what all ranks say under a name, which is used once."""
         self._meeting.post(f"{name}-{self.seat.rank}", str(number).encode())
