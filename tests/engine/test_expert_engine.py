@@ -80,6 +80,20 @@ def test_stages_tell_rank_0_what_their_experts_did(tensor, expert):
     assert first == second > 0
 
 
+@pytest.mark.slow
+def test_windows_sinks_and_biases():
+    check_same("gpt_oss", 1, 2)
+
+
+@pytest.mark.slow
+def test_blocks_that_were_parked_come_back_to_whoever_needs_them():
+    stats = check_same(
+        "mixtral", 1, 3, preemption_mode="swap", swap_space_bytes=1 << 20, prefix_host_bytes=1 << 20
+    )
+    assert stats.blocks_swapped_in > 0
+    assert stats.prefix_host_hits > 0
+
+
 def skewed(folder, tmp_path):
     """Copy a DeepSeek checkpoint, and make its first three experts so likely that all tokens choose them."""
     copy = shutil.copytree(folder, tmp_path / "skewed")
@@ -92,10 +106,13 @@ def skewed(folder, tmp_path):
     return copy
 
 
-def test_experts_move_to_where_there_is_room_and_the_tokens_stay(tmp_path):
+@pytest.mark.parametrize("tensor", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_experts_move_to_where_there_is_room_and_the_tokens_stay(tmp_path, tensor):
     folder = skewed(tiny_checkpoint("deepseek_v3", vocab_size=VOCAB), tmp_path)
     eplb = EPLBConfig(num_redundant_experts=2, step_interval=40, window_size=30)
-    config = mesh_config(folder, 1, 1, expert_parallel_size=2, eplb_config=eplb, num_gpu_blocks_override=40)
+    config = mesh_config(
+        folder, tensor, 1, expert_parallel_size=2, eplb_config=eplb, num_gpu_blocks_override=40
+    )
     rng = random.Random(5)
     imbalance, served = [], []
     with LocalEngine(config) as engine:

@@ -15,7 +15,7 @@ from conch.model.mesh.split import part_of
 
 _MODULE_STYLES = {"ep_dispatch_experts", "moe_tp_experts"}
 _STACK_STYLE = "grouped_gemm"
-_PARTS = ("has_gate", "has_bias", "is_transposed", "num_experts", "act_fn", "_apply_gate")
+_PARTS = ("has_gate", "has_bias", "is_transposed", "num_experts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def narrow_inner(base: Any, name: str, style: str, seat: Seat) -> None:  # noqa:
     """
     path, _, leaf = name.rpartition(".")
     experts = base.get_submodule(path)
-    if experts.is_transposed or not (experts.is_concatenated and experts.has_gate):
+    if not _is_known(experts) or experts.is_transposed or not (experts.is_concatenated and experts.has_gate):
         raise ConfigError(
             f"tensor_parallel_size {seat.shape.tensor} cannot divide {type(experts).__name__}: "
             "its matrices are transposed or interleaved"
@@ -97,29 +97,35 @@ def cut_experts(base: Any, seat: Seat, num_redundant: int) -> Iterator[ExpertSha
     if not found and size > 1:
         raise ConfigError(f"expert_parallel_size {size}: {type(base).__name__} has no experts to divide")
     divided = {path for pattern, style in by_tensor.items() for path in matching(pattern, modules)}
-    stacks = [
+    stacks = {
         name
         for pattern, style in plan.items()
         if style == _STACK_STYLE
         for name in matching(pattern, dict(base.named_parameters()))
-    ]
+    }
     for path in found:
         experts = modules[path]
-        placement = _place(experts, seat, num_redundant)
-        own = [(expert, expert + 1) for expert in placement.parts[seat.expert_part]]
-        for name in stacks if size > 1 else ():
-            if name.rpartition(".")[0] == path:
-                narrow(experts, name.rpartition(".")[2], 0, own)
         is_inner_divided = seat.shape.tensor > 1 and path in divided
+        names = [name for name, _ in experts.named_parameters()]
+        odd = [name for name in names if size > 1 and f"{path}.{name}" not in stacks]
+        if odd or not _is_known(experts):
+            if size == 1 and not is_inner_divided:
+                continue  # transformers' own module runs them
+            raise ConfigError(f"{type(experts).__name__}: these experts cannot be divided among ranks")
+        placement = _place(experts.num_experts, seat, num_redundant)
+        own = [(expert, expert + 1) for expert in placement.parts[seat.expert_part]]
+        for name in names if size > 1 else ():
+            narrow(experts, name, 0, own)
         yield ExpertShare(_layer_of(path), experts, placement, is_inner_divided)
 
 
-def _place(experts: Any, seat: Seat, num_redundant: int) -> Placement:  # noqa: ANN401
-    name, size = type(experts).__name__, seat.shape.expert
-    missing = [part for part in _PARTS if not hasattr(experts, part)]
-    if missing or experts.has_post_expert_norm:
-        raise ConfigError(f"{name}: its experts cannot be run by several ranks")
-    total = experts.num_experts
+def _is_known(experts: Any) -> bool:  # noqa: ANN401
+    """Whether experts are stacks of two matrices each, with what transformers says of such."""
+    return all(hasattr(experts, part) for part in _PARTS) and not experts.has_post_expert_norm
+
+
+def _place(total: int, seat: Seat, num_redundant: int) -> Placement:
+    size = seat.shape.expert
     if size > total:
         raise ConfigError(f"expert_parallel_size {size} is more than the {total} experts of a layer")
     if num_redundant > total * (size - 1):
