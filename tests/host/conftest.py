@@ -26,10 +26,10 @@ def make_backend(checkpoint):
     """Start backends over the fake engine; they are closed at the end."""
     with contextlib.ExitStack() as stack:
 
-        def make(pb_utils=None, folder=checkpoint, **settings):
+        def make(pb_utils=None, folder=checkpoint, instance=None, **settings):
             pb_utils = pb_utils or FakePbUtils()
             config = EngineConfig(model=str(folder), **settings)
-            backend = Backend(pb_utils, config, LABELS, FAKE_ENGINE)
+            backend = Backend(pb_utils, config, LABELS, FAKE_ENGINE, instance)
             stack.callback(backend.close)
             backend.start()
             backend.pb = pb_utils

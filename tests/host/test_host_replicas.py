@@ -14,8 +14,9 @@ from conch.api.config import EngineConfig
 from conch.api.errors import ConchError, ConfigError
 from conch.api.kv_events import KVEventsConfig
 from conch.engine.protocol import EngineStats
+from conch.host.instance import Instance
 from conch.host.session import Burden
-from conch.host.shares import Instance, engine_configs, instance_of
+from conch.host.shares import EngineShare, engine_shares
 from host.host_fakes import FakeRequest, wait_until
 
 TEXT = "the quick brown fox"
@@ -196,26 +197,13 @@ def test_engines_share_cores_and_ports_and_have_seeds_of_their_own():
     events = {"enable_kv_cache_events": True, "endpoint": "tcp://*:7000", "replay_endpoint": "ipc:///x"}
     config = EngineConfig(model="m", seed=3, data_parallel_size=2, kv_events_config=KVEventsConfig(**events))
     cores = len(os.sched_getaffinity(0))
-    told = engine_configs(config, Instance(index=1, count=2))
+    told = [share.config for share in engine_shares(config, Instance(index=1, count=2))]
     assert [one.num_threads for one in told] == [max(1, cores // 4)] * 2
     assert [one.seed for one in told] == [5, 6]
     assert [one.kv_events_config.endpoint for one in told] == ["tcp://*:7002", "tcp://*:7003"]
     assert [one.kv_events_config.replay_endpoint for one in told] == ["ipc:///x_2", "ipc:///x_3"]
     assert {one.data_parallel_size for one in told} == {1}
-    (alone,) = engine_configs(EngineConfig(model="m"), Instance())
-    assert alone == EngineConfig(model="m")
-    (asked,) = engine_configs(EngineConfig(model="m", num_threads=7), Instance(0, 3))
-    assert asked.num_threads == 7
-
-
-@pytest.mark.parametrize(
-    ("groups", "name", "instance"),
-    [
-        ([], "m_0_0", Instance(0, 1)),
-        ([{"count": 2}], "m_0_1", Instance(1, 2)),
-        ([{"count": 2}, {"count": 1}], "m_1_0", Instance(2, 3)),
-        ([{"count": 2, "gpus": [0, 1]}], "my_9_m_0_3", Instance(3, 4)),
-    ],
-)
-def test_instances_are_counted(groups, name, instance):
-    assert instance_of({"instance_group": groups}, name) == instance
+    (alone,) = engine_shares(EngineConfig(model="m"), Instance())
+    assert alone == EngineShare(EngineConfig(model="m"), {})
+    (asked,) = engine_shares(EngineConfig(model="m", num_threads=7), Instance(0, 3))
+    assert asked.config.num_threads == 7

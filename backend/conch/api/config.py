@@ -37,7 +37,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     Attributes
     ----------
     model
-        A folder in Hugging Face layout, or a GGUF file; ``package:NAME/FILE`` is one inside a Python package.
+        A folder in Hugging Face layout, or a GGUF file; ``package:NAME/FILE`` is one inside a Python package;
+        ``demo:llama`` and ``demo:mixtral`` are small ones with random weights, made when they are loaded.
     dtype
         Of weights, activations and KV cache. ``auto`` is what the checkpoint's config states.
     kv_cache_dtype
@@ -111,7 +112,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ``auto`` is ``cpu`` where that can serve the model, else ``torch``.
     data_parallel_size
         Engines in one model instance, each with its own weights, KV pool and queue: `max_num_seqs`,
-        `max_queue_size` and the sizes of memory are of each. On GPUs all see the same devices.
+        `max_queue_size` and the sizes of memory are of each. They divide the GPUs that the parameter
+        `gpu_device_ids` of the config.pbtxt gives their instance; without it all see the same ones.
     router
         Who chooses the engine for a request, where there are several.
     on_replica_failure

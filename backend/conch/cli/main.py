@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import conch
 from conch.api.errors import ConchError
-from conch.cli import doctor, generate, plugins, rank, repository, serve, train_eagle
+from conch.cli import doctor, generate, plugins, rank, repository, serve, topology, train_eagle
 
-_COMMANDS = (serve, generate, plugins, repository, rank, train_eagle, doctor)
+_COMMANDS = (serve, generate, plugins, repository, topology, rank, train_eagle, doctor)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -18,6 +18,7 @@ from conch.host.choice import ChoiceFactory
 from conch.host.codec import TextCodec
 from conch.host.events import EndAll, EngineDown, EngineGivenUp, EngineUp
 from conch.host.inputs import Inputs, read_inputs
+from conch.host.instance import Instance
 from conch.host.live import LiveRequest
 from conch.host.metrics import Accounts
 from conch.host.metrics_page import MetricsFlusher, open_metrics_page, replica_names
@@ -29,7 +30,7 @@ from conch.host.responder import Responder
 from conch.host.responses import ResponseWriter, send_error
 from conch.host.sender import GuardedSender
 from conch.host.session import Session, unavailable
-from conch.host.shares import Instance, engine_configs
+from conch.host.shares import engine_shares
 from conch.host.surrender import surrender
 
 _JOIN_WITHIN_S = 2.0
@@ -62,11 +63,11 @@ class Backend:
     ) -> None:
         self._pb = pb_utils
         self._model = labels["model"]
-        configs = engine_configs(config, instance or Instance())
+        shares = engine_shares(config, instance or Instance())
         router = make_router(config)
-        self._accounts = Accounts(len(configs))
-        self._replicas = Replicas(configs, router, self._accounts, self, command)
-        page = open_metrics_page(pb_utils, labels, replica_names(labels["replica"], len(configs)))
+        self._accounts = Accounts(len(shares))
+        self._replicas = Replicas(shares, router, self._accounts, self, command)
+        page = open_metrics_page(pb_utils, labels, replica_names(labels["replica"], len(shares)))
         self._flusher = MetricsFlusher(self._accounts, page)
         self._responder = Responder(
             pb_utils, self._accounts, config.stream_interval, self._replicas.place, make_replays(config)

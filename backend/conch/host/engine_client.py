@@ -10,7 +10,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
-from conch.api.config import EngineConfig
 from conch.api.errors import ConchError, ErrorCode, RequestError
 from conch.engine.protocol import (
     EngineFailed,
@@ -21,6 +20,7 @@ from conch.engine.protocol import (
 )
 from conch.host.engine_process import STOP_WITHIN_S, EngineProcess
 from conch.host.session import Burden, Session, unavailable
+from conch.host.shares import EngineShare
 
 GIVEN_UP_AFTER = 3
 BACK_WITHIN_S = 9.0
@@ -59,8 +59,8 @@ class EngineClient:
 
     Parameters
     ----------
-    config
-        What the engine is told.
+    share
+        What the engine is given.
     events
         Who hears of it.
     command
@@ -73,13 +73,13 @@ class EngineClient:
 
     def __init__(
         self,
-        config: EngineConfig,
+        share: EngineShare,
         events: EngineEvents,
         command: Sequence[str],
         numbers: Iterator[int],
         name: str = "the engine",
     ) -> None:
-        self._config = config
+        self._share = share
         self._events = events
         self._command = tuple(command)
         self._numbers = numbers
@@ -149,15 +149,15 @@ class EngineClient:
     def _run_once(self) -> tuple[bool, str]:
         """Run one engine process to its end; returns whether it served, and why it ended."""
         try:
-            process = EngineProcess(self._command)
+            process = EngineProcess(self._command, self._share.environment)
         except OSError as error:
             return False, f"could not be started: {error}"
-        burden = Burden(next(self._numbers), self._config.max_num_seqs)
+        burden = Burden(next(self._numbers), self._share.config.max_num_seqs)
         session = self._starting = Session(process, burden)
         served = False
         reason = ""
         try:
-            session.send(StartEngine(self._config))
+            session.send(StartEngine(self._share.config))
             if self._closing.is_set():
                 process.ask_to_stop()  # close() may have come before there was a session to stop
             while not reason:

@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -32,9 +32,11 @@ class EngineProcess:
     ----------
     command
         What to run; ``--fd N`` is appended.
+    environment
+        Variables that it gets besides ours.
     """
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             self._child = subprocess.Popen(
@@ -42,7 +44,7 @@ class EngineProcess:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else 2,
-                env=_environment(),
+                env={**_environment(), **environment},
             )
         self.end = HostEnd(Connection(ours.detach()))
 

@@ -12,9 +12,9 @@ from conch.api.errors import ConfigError
 from conch.host import tensors
 from conch.host.backend import Backend
 from conch.host.engine_process import engine_command
+from conch.host.instance import instance_of
 from conch.host.pb import InferenceRequest
 from conch.host.settings import settings_from_environment
-from conch.host.shares import instance_of
 from conch.host.termination import TerminationWatch
 
 

@@ -17,6 +17,7 @@ from conch.engine.protocol import AddRequest, EngineReady, StepNews
 from conch.host.engine_client import EngineClient
 from conch.host.metrics import Accounts, EngineAccount
 from conch.host.session import Burden, Session
+from conch.host.shares import EngineShare
 
 
 class ReplicaEvents(Protocol):
@@ -52,9 +53,9 @@ class Replica:
         self._burden: Burden
         self.client: EngineClient
 
-    def run(self, config: EngineConfig, command: Sequence[str], numbers: Iterator[int], name: str) -> None:
+    def run(self, share: EngineShare, command: Sequence[str], numbers: Iterator[int], name: str) -> None:
         """Start the engine, and keep it running from now on."""
-        self.client = EngineClient(config, self, command, numbers, name)
+        self.client = EngineClient(share, self, command, numbers, name)
         self.client.start()
 
     def news(self, news: StepNews) -> None:
@@ -85,21 +86,21 @@ class Replicas:
 
     Parameters
     ----------
-    configs
-        What each engine is told.
+    shares
+        What each engine is given.
     router
         Chooses among those that serve.
     """
 
     def __init__(
         self,
-        configs: Sequence[EngineConfig],
+        shares: Sequence[EngineShare],
         router: Router,
         accounts: Accounts,
         events: ReplicaEvents,
         command: Sequence[str],
     ) -> None:
-        self._configs = tuple(configs)
+        self._shares = tuple(shares)
         self._command = command
         self._router = router
         self._lock = threading.Lock()
@@ -160,8 +161,8 @@ class Replicas:
 
     def _run(self, replica: Replica) -> Replica:
         index = len(self._running)
-        name = "the engine" if len(self._configs) == 1 else f"the engine of replica {index}"
-        replica.run(self._configs[index], self._command, self._numbers, name)
+        name = "the engine" if len(self._shares) == 1 else f"the engine of replica {index}"
+        replica.run(self._shares[index], self._command, self._numbers, name)
         self._running.append(replica)
         return replica
 

@@ -5,60 +5,63 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import msgspec
 
 from conch.api.config import DEFAULT_ROUTER, EngineConfig
 from conch.api.kv_events import KVEventsConfig
+from conch.api.mesh_config import shape_of
+from conch.host.devices import divide_devices, environment_for
+from conch.host.instance import Instance
 
-_INSTANCE_NAME = re.compile(r"_(\d+)_(\d+)$")
 _PORT = re.compile(r":(\d+)$")
 
 
 @dataclass(frozen=True, slots=True)
-class Instance:
-    """One of the `count` instances that Triton runs of a model; `index` says which."""
+class EngineShare:
+    """What one engine process is given.
 
-    index: int = 0
-    count: int = 1
-
-
-def instance_of(model_config: Mapping[str, Any], name: str) -> Instance:
-    """Read Triton's instance groups.
-
-    Parameters
+    Attributes
     ----------
-    model_config
-        As Triton hands it over, completed.
-    name
-        Of the instance, which ends with the index of its group and its own index in there.
+    config
+        Its own.
+    environment
+        Variables that it gets besides those of this process.
     """
-    groups = [
-        int(group.get("count", 1)) * max(1, len(group.get("gpus", ())))
-        for group in model_config.get("instance_group", ())
-    ]
-    found = _INSTANCE_NAME.search(name)
-    group, index = (int(found[1]), int(found[2])) if found else (0, 0)
-    return Instance(sum(groups[:group]) + index, max(1, sum(groups)))
+
+    config: EngineConfig
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def engine_configs(config: EngineConfig, instance: Instance) -> list[EngineConfig]:
-    """Return what each replica of an instance is told.
+def engine_shares(config: EngineConfig, instance: Instance) -> list[EngineShare]:
+    """Return what each replica of an instance is given.
 
     Where `num_threads` is not set each engine gets its share of the cores. A `seed` is followed by others,
-    and so are the ports of KV events.
+    and so are the ports of KV events. Of the instance's GPUs each sees its own only, and has to find them.
+
+    Raises
+    ------
+    ConfigError
+        The instance has too few GPUs, or too many.
     """
     size = config.data_parallel_size
     first, count = instance.index * size, instance.count * size
-    return [_engine_config(config, first + offset, count) for offset in range(size)]
+    shares = [EngineShare(_engine_config(config, first + offset, count)) for offset in range(size)]
+    if instance.devices is None:
+        return shares
+    return [
+        EngineShare(
+            msgspec.structs.replace(share.config, device="cuda"), environment_for(devices, os.environ)
+        )
+        for share, devices in zip(shares, divide_devices(instance.devices, config), strict=True)
+    ]
 
 
 def _engine_config(config: EngineConfig, index: int, count: int) -> EngineConfig:
     threads = config.num_threads
     if threads is None and count > 1:
-        threads = max(1, _cores() // count)
+        threads = max(1, _cores() // (count * (shape_of(config).size - config.remote_ranks)))
     return msgspec.structs.replace(
         config,
         num_threads=threads,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from conch.api import CheckpointError, EngineConfig
-from conch.api.model_reference import resolve_model_reference
+from conch.api.model_reference import DEMO_SCHEME, resolve_model_reference
 from conch_kernels.cache import cached_folder, digest_of_file, digest_of_stats
 
 Progress = Callable[[str, float], None]
@@ -23,14 +23,20 @@ def resolve_checkpoint(config: EngineConfig, progress: Progress) -> Path:
     """Return a folder with config.json, safetensors and tokenizer.json; nothing is ever downloaded.
 
     A folder that has all of them is used as it is. What is missing is made once, in the cache: a GGUF file
-    is converted whole; for a folder without tokenizer.json a twin is made that links to its files.
+    is converted whole; for a folder without tokenizer.json a twin is made that links to its files;
+    ``demo:FAMILY`` is drawn.
 
     Raises
     ------
     CheckpointError
         The path does not exist, or is not a checkpoint that can be served.
     """
-    path = Path(resolve_model_reference(config.model)).expanduser()
+    reference = resolve_model_reference(config.model)
+    if reference.startswith(DEMO_SCHEME):
+        from conch.model.demo import demo_checkpoint
+
+        return demo_checkpoint(reference)
+    path = Path(reference).expanduser()
     if path.is_file() and path.suffix.lower() == ".gguf":
         return _converted(path, progress)
     if not path.is_dir():

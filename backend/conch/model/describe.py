@@ -16,7 +16,6 @@ import torch
 
 from conch.api import AttentionSpec, CheckpointError, EngineConfig, ModelSpec
 from conch.model.attention import IMPLEMENTATION, STEP_KEYWORD, register_attention
-from conch.model.checkpoint import weight_files
 from conch.model.limits import choose_dtype, choose_max_model_len, read_eos_token_ids, resolve_device
 from conch.model.rope import pin_rope
 from conch_kernels.cache import digest_of_stats
@@ -115,7 +114,7 @@ def describe(folder: Path, config: EngineConfig) -> Description:
     pin_rope(meta, max_model_len)
     layers, vocab_size = _probe(meta, text)
     one = layers[0]
-    files = [folder / "config.json", *weight_files(folder)]
+    files = [folder / "config.json", *folder.glob("*.safetensors")]
     made_of = f"{dtype}-{config.kv_cache_dtype}-{config.quantization}"
     spec = ModelSpec(
         name=f"{type(meta).__name__} ({_human_size(meta)})",

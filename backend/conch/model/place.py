@@ -17,6 +17,7 @@ from conch.model.mesh.handover import StageClock
 from conch.model.mesh.likeness import check_alike
 from conch.model.mesh.split import share_of
 from conch.model.mesh.staged import StagedModel, load_share
+from conch.model.mesh.traffic import Traffic
 
 Progress = Callable[[str, float], None]
 
@@ -118,6 +119,11 @@ class InMesh:
     def least(self, name: str, number: int) -> int:
         """Ask all ranks."""
         return self._group.least(name, number)
+
+    @property
+    def traffic(self) -> Traffic:
+        """What this rank has put into collectives so far."""
+        return self._group.traffic
 
     def follow(self, moves: Sequence[Move]) -> None:
         """Hear which blocks were moved before the next step."""

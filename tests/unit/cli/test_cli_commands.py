@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import conch
-from conch.api.config import load_config, parse_config
+from conch.api.config import load_config
 from conch.api.errors import ConfigError, RequestError
 from conch.api.model_reference import resolve_model_reference
 from conch.cli import checks, doctor
-from conch.cli.common import DEMO_MODEL, default_name, model_reference
+from conch.cli.common import default_name, model_reference
 from conch.cli.generate import sampling_from
 from conch.cli.main import build_parser, main
 
@@ -157,17 +157,6 @@ def test_serve_refuses_before_it_starts(
     model = [] if "--repository" in arguments else ["--model", "package:some_weights/tiny.gguf"]
     assert main(["serve", *model, *arguments]) == 1
     assert message in capsys.readouterr().err
-
-
-def test_ready_repositories_are_valid() -> None:
-    root = Path(__file__).parents[3] / "model_repository"
-    found = sorted(root.glob("*/*/1/model.json"))
-    assert len(found) >= 2
-    for path in found:
-        raw = json.loads(path.read_text())
-        assert raw["model"] == DEMO_MODEL, "no path of one machine"
-        parse_config(raw)
-        assert 'backend: "conch"' in (path.parents[1] / "config.pbtxt").read_text()
 
 
 def test_sampling_options_are_merged_and_checked() -> None:

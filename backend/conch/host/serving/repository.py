@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import msgspec
 
 from conch.api.config import EngineConfig, load_config, parse_config
 from conch.api.errors import ConfigError
+from conch.host.devices import PARAMETER, divide_devices, format_device_groups
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _IS_CONCH = re.compile(r"""^\s*backend\s*:\s*["']conch["']""", re.MULTILINE)
@@ -29,11 +30,14 @@ class ModelEntry:
         Content of `model.json`; validated here.
     instances
         Engines that serve it, each with a copy of the weights; Triton spreads requests over them.
+    devices
+        GPUs of each instance; empty to say nothing of them.
     """
 
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     instances: int = 1
+    devices: Sequence[tuple[int, ...]] = ()
 
     def __post_init__(self) -> None:
         """Refuse what Triton would refuse later and less clearly."""
@@ -41,11 +45,19 @@ class ModelEntry:
             raise ConfigError(f"model name {self.name!r} may hold only letters, digits, '.', '_' and '-'")
         if self.instances < 1:
             raise ConfigError(f"instances must be 1 or more, not {self.instances}")
-        parse_config(self.settings)
+        config = parse_config(self.settings)
+        for group in self.devices:
+            divide_devices(group, config)
+        if self.devices:
+            parse_config({**self.settings, "device": "cuda"})  # as engines with devices are told
 
     def config_pbtxt(self) -> str:
         """Return the `config.pbtxt`; conch adds tensors and transaction policy when Triton loads it."""
-        return f'backend: "conch"\ninstance_group [{{ count: {self.instances} kind: KIND_MODEL }}]\n'
+        lines = ['backend: "conch"', f"instance_group [{{ count: {self.instances} kind: KIND_MODEL }}]"]
+        if self.devices:
+            value = f'value: {{ string_value: "{format_device_groups(self.devices)}" }}'
+            lines.append(f'parameters {{ key: "{PARAMETER}" {value} }}')
+        return "".join(f"{line}\n" for line in lines)
 
     def model_json(self) -> str:
         """Return the `model.json`."""

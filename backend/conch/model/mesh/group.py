@@ -13,6 +13,7 @@ import torch.distributed as dist
 from conch.api.mesh import Meeting, Seat
 from conch.model.mesh.handover import Handover
 from conch.model.mesh.store import MeetingStore
+from conch.model.mesh.traffic import Traffic
 
 _COUNTS = 1
 """Tag of counts, which take the same way as states."""
@@ -106,6 +107,14 @@ class MeshGroup:
         parts = [torch.empty_like(padded) for _ in widths]
         self._tensor.gather([parts], [padded], options).wait()
         return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], dim=1)
+
+    @property
+    def traffic(self) -> Traffic:
+        """What this rank has put into collectives so far."""
+        sent = self.handover.bytes_sent
+        return Traffic(
+            self.bytes_reduced, self.bytes_gathered, sent, self.bytes_exchanged, self.bytes_counted
+        )
 
     def tell(self, counts: torch.Tensor) -> None:
         """Start to send counts to the next stage, which hears them."""

@@ -1,0 +1,1 @@
+"""Experiments on replicas and ranks, one in each module: ``measure(bench) -> dict``."""
