@@ -163,9 +163,13 @@ def engines():
     return [process for process in found if "conch.engine" in " ".join(process.cmdline())]
 
 
-def the_rank():
+def the_engine():
     (engine,) = (process for process in engines() if "conch.engine.rank" not in process.cmdline())
-    (rank,) = ranks_of(engine.pid)
+    return engine
+
+
+def the_rank():
+    (rank,) = ranks_of(the_engine().pid)
     return rank
 
 
@@ -179,7 +183,7 @@ def generate(events, session, prompt, budget):
     return tokens
 
 
-def test_a_rank_killed_while_nothing_runs_ends_the_engine_at_once_and_it_comes_back():
+def test_a_rank_killed_while_nothing_runs_ends_the_engine_and_no_rank_outlives_one_that_is_killed():
     folder = tiny_checkpoint("llama")
     with kept_running(mesh_config(folder)) as events:
         events.heard.get(timeout=PATIENCE_S)
@@ -189,6 +193,12 @@ def test_a_rank_killed_while_nothing_runs_ends_the_engine_at_once_and_it_comes_b
         assert f"rank 1 of the mesh (process {rank.pid}) was killed by signal 9" in str(error)
         session = events.heard.get(timeout=PATIENCE_S)
         assert generate(events, session, [5, 6, 7], 8) == Oracle(folder).greedy([5, 6, 7], 8)
+
+        rank = the_rank()
+        session.send(AddRequest(request_id=2, token_ids=(5,), params=greedy(400)))
+        events.outputs.get(timeout=PATIENCE_S)
+        the_engine().kill()
+        rank.wait(timeout=10)
 
 
 @pytest.mark.slow
@@ -244,3 +254,40 @@ def test_another_checkpoint_is_refused_and_says_what_differs(port, token_file):
         with pytest.raises(MeshError, match=found):
             LocalEngine(awaiting(tiny_checkpoint("llama"), port, token_file))
         assert unlike.wait(timeout=PATIENCE_S) == 1
+
+
+@pytest.mark.slow
+def test_torchrun_starts_ranks_again_when_one_of_them_has_died(port, token_file):
+    folder = tiny_checkpoint("llama")
+    config = mesh_config(
+        folder,
+        tensor=2,
+        pipeline=2,
+        remote_ranks=2,
+        master_addr="127.0.0.1",
+        master_port=port,
+        rank_token_file=str(token_file),
+    )
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=3"]
+    command = [*launcher, "--no-python", "--", *rank_command(f"127.0.0.1:{port}", "--token-file", token_file)]
+    with running(command) as launched:
+        engine = EngineProcess(config)
+        assert isinstance(engine.first, EngineReady), engine.first
+        assert len(ranks_of(engine.process.pid)) == 1
+        check_same(engine, folder)
+        remote = [
+            each
+            for each in psutil.Process(launched.pid).children(recursive=True)
+            if "conch.engine.rank" in " ".join(each.cmdline()) and "--rank=1" in each.cmdline()
+        ]
+        remote[0].kill()
+        failed = engine.receive(StepNews)
+        named = rf"rank 3 of the mesh \(process {remote[0].pid} \(GROUP_RANK 0, LOCAL_RANK 1\) of 127.0.0.1\)"
+        assert re.search(f"{named} has hung up", failed.message), failed.message
+        assert engine.process.wait(timeout=10) == 1
+        engine = EngineProcess(config)
+        assert isinstance(engine.first, EngineReady), engine.first
+        check_same(engine, folder)
+        engine.end.send(StopEngine())
+        assert engine.process.wait(timeout=10) == 0
+        assert launched.wait(timeout=60) == 0

@@ -14,7 +14,8 @@ from conch.api.model_reference import resolve_model_reference
 from conch.cli.common import model_reference
 
 _WAIT_S = 300.0
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 10.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0
+_STEADY_AFTER_S = 60.0
 _REFUSED = 2
 _DESCRIPTION = """
 Take a seat in the mesh of an engine that runs on another host, load this rank's share of the model, and
@@ -23,9 +24,9 @@ compute it until the engine ends. The engine's model.json says how many such ran
   {"tensor_parallel_size": 4, "remote_ranks": 2, "master_addr": "10.0.0.1",
    "rank_token_file": "/etc/conch/token", "model": ...}
 
-on 10.0.0.1, and on the other host, by hand twice without torchrun, or:
+for an engine on 10.0.0.1. On the other host each rank is a command of its own; torchrun starts several:
 
-  torchrun --nproc-per-node 2 --no-python conch rank --rdzv 10.0.0.1:29501 --token-file /etc/conch/token
+  torchrun --nproc-per-node 2 --no-python -- conch rank --rdzv 10.0.0.1:29501 --token-file /etc/conch/token
 """
 _EPILOG = """
 variables, as torchrun sets them:
@@ -74,10 +75,12 @@ def run(options: argparse.Namespace) -> int:
     command = [sys.executable, "-m", "conch.engine.rank", *rank_arguments(options, os.environ)]
     pause_s = _FIRST_PAUSE_S
     while True:
+        began_s = time.monotonic()
         status = subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode
         if not options.forever or status == _REFUSED:
             return 1 if status < 0 else status
-        pause_s = _FIRST_PAUSE_S if status == 0 else min(2 * pause_s, _LONGEST_PAUSE_S)
+        is_steady = status == 0 or time.monotonic() - began_s > _STEADY_AFTER_S
+        pause_s = _FIRST_PAUSE_S if is_steady else min(2 * pause_s, _LONGEST_PAUSE_S)
         time.sleep(pause_s)
 
 

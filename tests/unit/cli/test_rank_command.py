@@ -69,7 +69,7 @@ def test_it_starts_the_rank_again_only_forever_and_where_that_is_of_use(monkeypa
     monkeypatch.setattr(rank.time, "sleep", pauses.append)
     assert main(["rank", "--rdzv=a:1"]) == 1
     assert main(["rank", "--rdzv=a:1", "--forever"]) == 2
-    assert pauses == [1.0, 2.0, 4.0, 8.0]
+    assert pauses == [0.5, 1.0, 2.0, 4.0]
     statuses = [0, -9]
     assert main(["rank", "--rdzv=a:1"]) == 0
     assert main(["rank", "--rdzv=a:1"]) == 1
