@@ -1,4 +1,4 @@
-"""`make bench-parallel`: what dividing a model costs, and what routers make of replicas.
+"""`make bench-parallel`: what dividing a model costs, how busy stages are, what routers make of replicas.
 
 Writes one JSON, prints one table, and last a line of JSON with the headline figures.
 """
@@ -10,8 +10,10 @@ import sys
 from loadgen import processes, report
 from serving_experiments.suite import Suite, title_of
 
-EXPERIMENTS = ("traffic", "routing")
+EXPERIMENTS = ("pipeline", "traffic", "routing")
 HEADLINE = {
+    "pp2_utilisation_of_ideal_8": "8 in flight over two stages: time in which the slowest computed, over all",
+    "bubble_fraction": "share of their time that both stages idled, by requests in flight",
     "bytes_per_token_over_formula": "what ranks put into collectives, counted, over the formula, by topology",
     "dp_max_imbalance": "least_loaded, equal requests and a burst: how far counts lie apart, over their mean",
     "prefix_affinity_hit_rate": "prompt tokens found in the replicas' caches, shared prompts, by replicas",
