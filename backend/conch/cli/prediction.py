@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from conch.cli.hardware import Assumptions, Device
 from conch.model.mesh.holding import Holding
-from conch.model.mesh.traffic import own_share
 
 _COLLECTIVES_OF_EXPERTS = 3
 """Counts, tokens there, tokens back."""
@@ -80,8 +79,8 @@ class Predictor:
 
     def _compute_s(self, holding: Holding, load: Load) -> float:
         """Return the longer of reading what is needed and multiplying it."""
-        weights, seat = holding.weights, holding.seat
-        tokens, rows = own_share(load.total, seat), own_share(load.rows, seat)
+        weights, rows = holding.weights, _busiest(holding, load)
+        tokens = rows * load.tokens
         read = weights.layers + weights.head + weights.experts * _hit(holding, load.total)
         read_bytes = read * holding.speech.itemsize + rows * load.context * holding.kv_bytes
         products = weights.layers * tokens + weights.head * rows + _of_experts(holding, load.total)
@@ -93,11 +92,9 @@ class Predictor:
 
     def _tell_s(self, holding: Holding, load: Load) -> float:
         """Return what this rank's collectives take: the bytes on the wire, and a moment for each."""
-        speech, said, shape = (
-            holding.speech,
-            holding.speech.of_step(load.total, load.rows),
-            holding.seat.shape,
-        )
+        speech, shape = holding.speech, holding.seat.shape
+        rows = _busiest(holding, load) * shape.expert
+        said = speech.of_step(rows * load.tokens, rows)
         parts, others = shape.tensor, shape.tensor * shape.expert - 1
         on_wire = 2 * (parts - 1) / parts * said.reduced + others * said.gathered + said.sent
         on_wire += said.exchanged + (shape.expert - 1) * said.counted
@@ -110,11 +107,21 @@ class Predictor:
         return max(0, int(free // holding.kv_bytes))
 
 
+def _busiest(holding: Holding, load: Load) -> int:
+    """Return the rows of the part that has most of them: a row is never divided."""
+    return -(-load.rows // holding.seat.shape.expert)
+
+
 def _hit(holding: Holding, tokens: int) -> float:
-    """Return the share of experts that are chosen at all, where any is as likely as any other."""
+    """Return the share of its experts that a rank has to read: those chosen, any as likely as any other.
+
+    Ranks wait for one another in each layer, and one of them has an expert to read however few the tokens.
+    """
     if not holding.num_experts:
         return 0.0
-    return 1.0 - (1.0 - holding.speech.chosen / holding.num_experts) ** tokens
+    first, last = holding.experts
+    chosen = 1.0 - (1.0 - holding.speech.chosen / holding.num_experts) ** tokens
+    return max(chosen, 1 / (last - first))
 
 
 def _of_experts(holding: Holding, tokens: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -245,6 +246,25 @@ def test_stages_work_at_once_where_there_are_requests_for_all():
     one, two, four = (predictor.decode_s(count, 100) for count in (1, 2, 4))
     assert two == pytest.approx(one, rel=1e-3), "each stage has a request of its own"
     assert four == pytest.approx(two, rel=0.05), "weights are read once for two"
+
+
+def test_one_request_keeps_one_part_busy_and_an_expert():
+    device = DEVICES["H200"]
+    speech = Speech(Seat(0, MeshShape(1, 1, 4), 1.0), 1000, 2, 0, 500, expert_layers=4, chosen=2, slots=8)
+    part = dataclasses.replace(
+        holding(layers=0, head=0),
+        seat=speech.seat,
+        experts=(0, 2),
+        num_experts=8,
+        weights=Weights(0, 10_000_000, 80_000_000, 0),
+        kv_bytes=0,
+        speech=speech,
+    )
+    one, four = (Predictor([part], device, EXACT).step_s(Load(rows, 1, 1)) for rows in (1, 4))
+    told = 2 * 2 * (3 / 4) * 1000 * 2 * 4 + 3 * 8 * 8 * 4
+    assert one == pytest.approx(2 * (10_000_000 + 40_000_000) / device.bandwidth + told / device.link)
+    hit = 1 - (1 - 2 / 8) ** 4
+    assert four == pytest.approx(2 * (10_000_000 + hit * 80_000_000) / device.bandwidth + told / device.link)
 
 
 def test_kv_fits_beside_the_weights():

@@ -4,6 +4,7 @@ import pytest
 
 pytest.importorskip("tritonclient.grpc")
 
+import predictions
 from parallel_experiments import routing, traffic
 from traffic_worker import orders_of, start
 
@@ -34,3 +35,22 @@ def test_the_largest_imbalance_is_of_what_can_be_even():
     found = {"2": {router: uneven for router in routing.ROUTERS}}
     assert routing.largest_imbalance(found) == 0.1
     assert routing.hit_rates(found, "round_robin") == {"2": 0.5}
+
+
+def test_predictions_are_told_of_the_rank_that_has_most():
+    ranks = [
+        {"weight_bytes": 17e9, "bytes_per_token": {"all-reduce": 2e6, "send": 0}},
+        {"weight_bytes": 18e9, "bytes_per_token": {"all-reduce": 2e6, "send": 1e5}},
+    ]
+    decode = {
+        "1": {"ms_per_token": 10.04, "tokens_per_s": 99.6, "fits": True},
+        "256": {"ms_per_token": 20.0, "tokens_per_s": 12800.0, "fits": False},
+    }
+    predicted = {"kv_tokens": 1234567, "prompt_s": 0.127, "decode": decode}
+    shown = predictions.cells({"ranks": ranks, "predicted": predicted})
+    assert shown == ["18", "1,234,567", "2,100", "127", "10.0 / 100", "does not fit"]
+
+
+def test_predicted_models_are_configs_only():
+    found = sorted(path.name for path in predictions.MODELS.glob("*/*"))
+    assert found == ["config.json"] * len({model for *_, model, _ in predictions.ROWS})
