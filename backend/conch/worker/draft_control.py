@@ -137,10 +137,13 @@ class BackOff:
     def learn_drafting(self, num_requests: int, rounds: int, seconds: float) -> None:
         """Take in how long it took to draft up to `rounds` tokens for each of some requests, maybe none.
 
-        What a probe takes, or the first step of many, says little: a draft model may have to catch up first.
+        What a probe takes, or the first step of many, is the most that it can be: a draft model may have to
+        catch up first.
         """
         if self._probing.is_under_way:
             self._probing.spend(seconds)
+            if rounds and seconds < rounds * self._drafting.round_s(num_requests):
+                self._drafting.learn(num_requests, rounds, seconds)
         elif not rounds:
             self._drafting.learn_standing(seconds)
         elif self._awake > 1:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 _FIRST = 4
 _RAREST = 64
+_MOST_MORE = 8
+"""Steps between probes count for no more than this many times those before the last."""
 _SHARE = 0.015
 """Of the time, that probes may take."""
 
@@ -11,8 +13,8 @@ _SHARE = 0.015
 class Probing:
     """Lets a step in four probe at first, ever fewer later, and none for more than a share of the time.
 
-    What a probe will cost is taken from what the last one has cost, in proportion to the steps between: a
-    draft model has to catch up with what it has missed.
+    What a probe will cost is taken from what the last one has cost, in proportion to the steps between, up to
+    a bound: a draft model has to catch up with what it has missed, but one probe may just have been held up.
     """
 
     def __init__(self) -> None:
@@ -49,5 +51,5 @@ class Probing:
     def _fits(self) -> bool:
         if not self._gap:
             return True
-        expected_s = self._last_s * (self._idle - self._last) / self._gap
+        expected_s = self._last_s * min(_MOST_MORE, (self._idle - self._last) / self._gap)
         return self._spent_s + expected_s <= _SHARE * self._worked_s

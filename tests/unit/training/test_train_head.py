@@ -11,11 +11,15 @@ from safetensors.torch import load_file
 
 from conch.api import ConfigError, EngineConfig, SamplingParams, SpeculativeConfig
 from conch.engine.local import LocalEngine
-from conch.training.learning import Course
+from conch.training.head import TrainableHead
+from conch.training.learning import Course, Teacher
 from conch.training.lesson_plan import EXAM_DEPTH, LessonPlan, train_head, train_on
+from conch.training.start import new_head
+from conch.training.states import Target
 from conch.training.texts import Text
 from conch.training.vocabulary import choose_tokens
 from conch.worker import prepare
+from support.eagle import memoryless_checkpoint
 from support.tiny import tiny_checkpoint
 
 VOCAB = 64
@@ -85,3 +89,23 @@ def test_what_is_written_most_is_drafted():
 def test_too_little_to_learn_from(tmp_path):
     with pytest.raises(ConfigError, match="too few"):
         train_on([Text((1, 2, 3), 1)], tmp_path, PLAN, tmp_path, nothing)
+
+
+def test_a_head_begins_with_what_a_regression_says():
+    """Of a model whose next token depends on the last one alone, which is linear but for norms."""
+    target = Target(memoryless_checkpoint())
+    with torch.inference_mode():
+        following = target.module(input_ids=torch.arange(320)[:, None]).logits[:, 0].argmax(-1).tolist()
+    rng, texts = random.Random(2), []
+    for _ in range(200):
+        chain = [rng.randrange(320)]
+        while len(chain) < 12:
+            chain.append(following[chain[-1]])
+        texts.append(Text(tuple(chain), 1))
+    lessons = target.lessons(texts, (1, 2), nothing)
+    head = new_head(target, lessons[:150], seed=1)
+    random_head = TrainableHead(head.shape)
+    begun, unbegun = (
+        Teacher(each, target, torch.arange(320)).examine(lessons[150:], 1)[0] for each in (head, random_head)
+    )
+    assert begun > 0.1 > 5 * unbegun, "a third of the head's heads are left to chance"

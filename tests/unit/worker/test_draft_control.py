@@ -153,6 +153,19 @@ def test_one_stream_gains_on_a_busy_machine():
     assert on_a_busy_machine(0.5, 1) > 1.2
 
 
+def test_drafting_that_was_held_up_once_is_not_given_up_for_good():
+    control = BackOff(SpeculativeConfig(method="ngram", num_speculative_tokens=K))
+    drafts = [0]
+    for step in range(6000):
+        if drafts[0]:
+            control.learn_row(1, drafts[0], drafts[0])
+        control.learn_step(1 + drafts[0], flat(1 + drafts[0]))
+        rooms = control.rooms([1], [K])
+        control.learn_drafting(sum(map(bool, rooms)), max(rooms), max(rooms) * (30.0 if step < 10 else 0.5))
+        drafts = control.trim([1], rooms)
+    assert drafts == [K]
+
+
 def test_the_schedule_bounds_everyone():
     settings = SpeculativeConfig(
         method="ngram", num_speculative_tokens=K, num_speculative_tokens_per_batch_size=((2, 3, 1), (4, 9, 0))
