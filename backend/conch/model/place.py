@@ -38,6 +38,9 @@ class Place(Protocol):
     def follow(self, moves: Sequence[Move]) -> None:
         """Hear which blocks were moved before the next step."""
 
+    def warmed_up(self) -> None:
+        """Hear that all steps from here are of requests."""
+
     def expert_load(self) -> ExpertLoad:
         """Return what the experts of the model had to do."""
 
@@ -66,6 +69,9 @@ class Whole:
 
     def follow(self, moves: Sequence[Move]) -> None:
         """Do nothing: whatever is moved is here."""
+
+    def warmed_up(self) -> None:
+        """Do nothing."""
 
     def expert_load(self) -> ExpertLoad:
         """Return nothing: they are counted where ranks share them."""
@@ -129,6 +135,11 @@ class InMesh:
         """Hear which blocks were moved before the next step."""
         if self._model is not None:
             self._model.follow(moves)
+
+    def warmed_up(self) -> None:
+        """Forget what warming up has counted."""
+        if self._model is not None:
+            self._model.warmed_up()
 
     def expert_load(self) -> ExpertLoad:
         """Return what the experts had to do."""

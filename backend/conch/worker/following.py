@@ -59,6 +59,7 @@ class FollowingWorker:
         self._arenas = make_arenas(config, self._pools)
         for plan in warm_up_plans(config, min(spec.max_model_len, self.num_blocks * config.block_size)):
             self.execute(RankOrder(plan))
+        place.warmed_up()
 
     @property
     def num_blocks(self) -> int:

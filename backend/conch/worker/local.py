@@ -88,6 +88,7 @@ class LocalWorker:
         self._drafting = self._drafts.start()
         for plan in warm_up_plans(config, min(spec.max_model_len, self.num_blocks * config.block_size)):
             self.execute(plan)
+        self._place.warmed_up()
         self._drafting = self._drafts.start()  # what it has measured so far is not how it will be
         progress("warming up", 1.0)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from conch.api import ConfigError, EngineConfig
+from conch.api import CheckpointError, ConfigError, EngineConfig
 from conch.api.experts import EPLBConfig
 from conch.api.mesh import MeshShape, Seat
 from conch.model.describe import describe
@@ -77,6 +80,26 @@ def test_redundant_experts_are_loaded_twice():
         experts = whole["model.layers.0.mlp.experts.down_proj"]
         held.append([next(e for e in range(4) if torch.equal(own, experts[e])) for own in down])
     assert held == [[0, 1, 2], [3, 0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "reason"),
+    [
+        ("experts.1.w3.weight", None, r"lacks parameter .*mlp\.experts\.gate_up_proj, entry 1"),
+        ("experts.1.w2.weight", "experts.1.w2.bias", r"holds parameter .*w2\.bias, which the model lacks"),
+        ("experts.1.w2.weight", "experts.7.w2.weight", r"holds parameter .*experts\.7\.w2"),
+    ],
+)
+def test_experts_that_do_not_fit_are_refused(tmp_path, name, changed, reason):
+    folder = shutil.copytree(tiny_checkpoint("mixtral", vocab_size=101), tmp_path / "odd")
+    weights = load_file(folder / "model.safetensors")
+    full = f"model.layers.1.block_sparse_moe.{name}"
+    weight = weights.pop(full)
+    if changed is not None:
+        weights[full.replace(name, changed)] = weight
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=reason):
+        list(shares(folder, MeshShape(1, 1, 2)))
 
 
 @pytest.mark.parametrize(

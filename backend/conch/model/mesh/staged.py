@@ -69,6 +69,10 @@ class StagedModel:
         """Hear which blocks were moved before the next step."""
         self._rows.follow(moves)
 
+    def warmed_up(self) -> None:
+        """Forget what warming up has counted."""
+        self._experts.restart()
+
     def expert_load(self) -> ExpertLoad:
         """Return what the experts had to do."""
         return self._experts.load()

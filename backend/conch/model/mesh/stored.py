@@ -124,7 +124,7 @@ class _Names:
         from transformers.conversion_mapping import get_model_conversion_mapping
 
         meta = description.meta
-        self._folder, self._known = description.folder, meta.state_dict().keys()
+        self._folder, self._known = description.folder, meta.state_dict()
         self._ignored = [*(meta._keys_to_ignore_on_load_unexpected or ()), r"rotary_emb\.inv_freq"]
         transforms = get_model_conversion_mapping(meta, add_legacy=False)
         self._converters = [each for each in transforms if hasattr(each, "operations")]
@@ -143,7 +143,7 @@ class _Names:
             target, pattern = converter.rename_source_key(renamed)
             if pattern is not None and target in self._known and self._is_stack(converter):
                 index = re.search(r"(\d+)".join(map(re.escape, pattern.split("*"))), renamed)
-                if index:
+                if index and int(index[1]) < self._known[target].shape[0]:
                     return target, (int(index[1]), converter.source_patterns.index(pattern))
         if any(re.search(pattern, name) for pattern in self._ignored):
             return None

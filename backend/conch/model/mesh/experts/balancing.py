@@ -25,6 +25,9 @@ class Balancing(Protocol):
     def begin_step(self) -> None:
         """Move some, if it is time: called at every rank before each step."""
 
+    def restart(self) -> None:
+        """Count steps from here."""
+
     def close(self) -> None:
         """Let go of the checkpoint."""
 
@@ -33,6 +36,9 @@ class NoBalancing:
     """Experts stay where they are."""
 
     def begin_step(self) -> None:
+        """Do nothing."""
+
+    def restart(self) -> None:
         """Do nothing."""
 
     def close(self) -> None:
@@ -85,6 +91,11 @@ class LoadBalancing:
                 found = layer.placement.balanced(self._counter.recent(index))
                 if found is not layer.placement:
                     self._coming.append((index, found))
+
+    def restart(self) -> None:
+        """Count steps from here."""
+        self._steps = 0
+        self._coming.clear()
 
     def close(self) -> None:
         """Close the files."""

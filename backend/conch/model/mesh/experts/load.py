@@ -36,6 +36,11 @@ class LoadCounter:
         self._recent_parts = torch.zeros(layers, len(sizes), dtype=torch.int64)
         self._expert_of_slot = torch.tensor([placement.slots for placement in placements])
 
+    def restart(self) -> None:
+        """Forget everything: what warmed up is not load."""
+        for counts in (self.tokens, self._recent, self._recent_parts):
+            counts.zero_()
+
     def count(self, layer: int, slots: torch.Tensor) -> None:
         """Take the tokens of each slot in one step, int64 [slots]."""
         self._step[layer] = slots

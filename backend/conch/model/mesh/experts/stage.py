@@ -32,6 +32,9 @@ class StageExperts(Protocol):
     def end_step(self) -> None:
         """Count the step."""
 
+    def restart(self) -> None:
+        """Forget what warming up has counted; called at all ranks after the same step."""
+
     def load(self) -> ExpertLoad:
         """Return what experts had to do; at rank 0 those of all stages."""
 
@@ -48,6 +51,9 @@ class NoStageExperts:
         """Do nothing."""
 
     def end_step(self) -> None:
+        """Do nothing."""
+
+    def restart(self) -> None:
         """Do nothing."""
 
     def load(self) -> ExpertLoad:
@@ -102,6 +108,12 @@ class CountedExperts:
             self._group.hear(self._hears_of)
         if self._tells:
             self._group.tell(self._tokens)
+
+    def restart(self) -> None:
+        """Forget what warming up has counted; called at all ranks after the same step."""
+        self._counter.restart()
+        self._balancing.restart()
+        self._hears_of.zero_()
 
     def load(self) -> ExpertLoad:
         """Return what experts had to do; at rank 0 those of all stages."""
