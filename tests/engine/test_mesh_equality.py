@@ -19,7 +19,7 @@ from support.oracle import Oracle, Same
 from support.tiny import tiny_checkpoint
 from support.traffic import mixed_prompts, staggered
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 TOPOLOGIES = [(2, 1), (3, 1), (4, 1), (1, 2), (1, 3), (2, 2)]
 FAMILIES = {

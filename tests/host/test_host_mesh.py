@@ -59,6 +59,7 @@ def start(tmp_path, monkeypatch):
             dtype="float32",
             num_threads=1,
             kv_cache_memory_bytes=32 << 20,
+            distributed_timeout_seconds=600.0,  # a busy machine is no failure
             **settings,
         )
         pb_utils = FakePbUtils()
@@ -101,6 +102,19 @@ def ended(senders):
     return [sender for sender in senders if sender.done.is_set()]
 
 
+def check_stages(backend, sizes):
+    """Stages, if there are any, are on the metrics page, and so is what they idled."""
+    stages = sizes.get("pipeline_parallel_size", 1)
+    if stages > 1:
+        name = "pipeline_stage_busy_seconds_total"
+        wait_until(lambda: all(backend.pb.value(name, stage=str(stage)) > 0 for stage in range(stages)))
+        for replica in range(sizes.get("data_parallel_size", 1)):
+            instance = LABELS["replica"] + (f"/{replica}" if "data_parallel_size" in sizes else "")
+            assert 0 < backend.pb.value("pipeline_bubble_fraction", replica=instance) < 1
+    else:
+        assert backend.pb.value("pipeline_bubble_fraction") == 0
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("sizes", TOPOLOGIES)
 def test_a_rank_that_dies_under_load(start, sizes):
@@ -109,6 +123,7 @@ def test_a_rank_that_dies_under_load(start, sizes):
     replicas = sizes.get("data_parallel_size", 1)
     expected = output_ids(send(backend, [5, 6, 7], 20).wait(30))
     senders = crowd(backend)
+    check_stages(backend, sizes)
     victim, *others = processes("engine.rank")
     engine = victim.parent()
     os.kill(victim.pid, signal.SIGKILL)

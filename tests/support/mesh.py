@@ -15,6 +15,7 @@ def mesh_config(folder, tensor, pipeline, **settings):
         "max_num_seqs": 8,
         "max_num_batched_tokens": 16,
         "num_gpu_blocks_override": 12,
+        "distributed_timeout_seconds": 600.0,  # a busy machine is no failure
     }
     return EngineConfig(
         model=str(folder),
