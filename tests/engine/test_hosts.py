@@ -22,6 +22,7 @@ from conch.engine.local import LocalEngine
 from conch.engine.protocol import AddRequest, EngineFailed, EngineReady, StepNews, StopEngine
 from conch.host.engine_client import EngineClient
 from conch.host.engine_process import engine_command
+from conch.host.shares import EngineShare
 from support.engine_process import EngineProcess, ranks_of
 from support.hosts import TwoHosts
 from support.oracle import Oracle, Same
@@ -148,7 +149,7 @@ class Events:
 @contextmanager
 def kept_running(config):
     events = Events()
-    client = EngineClient(config, events, engine_command(), itertools.count(1))
+    client = EngineClient(EngineShare(config), events, engine_command(), itertools.count(1))
     client.start()
     try:
         client.wait()

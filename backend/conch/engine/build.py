@@ -79,7 +79,7 @@ def build_engine(
     progress("preparing kernels", 0.0)  # compiles them, on a machine that has not done so yet
     if config.remote_ranks:
         where = f"{config.master_addr}:{config.master_port}"
-        progress(f"waiting for ranks of other hosts at {where}: {config.remote_ranks}", 0.0)
+        progress(f"waiting at {where} for ranks of other hosts ({config.remote_ranks})", 0.0)
     parts = _build_parts(catalogue, with_kernel(catalogue, context), prepared, progress, on_loss)
     limits = _limits(context, parts)
     return BuiltEngine(Engine(parts, limits, config.seed), _info(prepared, limits, parts))

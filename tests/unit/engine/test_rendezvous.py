@@ -203,5 +203,5 @@ def test_notes_reach_ranks_that_come_later():
     meeting.join(late)
     assert early.told == late.told and len(late.told) == 1
     assert meeting.read("a", 1.0) == b"1"
-    with pytest.raises(MeshError, match="no rank has said 'b'"):
+    with pytest.raises(MeshError, match=r"nobody has told 'b' within distributed_timeout_seconds \(0\.01\)"):
         meeting.read("b", 0.01)

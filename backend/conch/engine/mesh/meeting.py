@@ -60,7 +60,7 @@ class Meeting:
         """
         with self._changed:
             if not self._changed.wait_for(lambda: key in self._notes, timeout_s):
-                raise MeshError(f"no rank has said {key!r} within {timeout_s:g} s")
+                raise MeshError(f"nobody has told {key!r} within distributed_timeout_seconds ({timeout_s:g})")
             return self._notes[key]
 
     def _spread(self, note: Note, is_listener: Callable[[Line], bool]) -> None:

@@ -64,11 +64,9 @@ class MeshGroup:
 
     def least(self, name: str, number: int) -> int:
         """Return the least of what all ranks say under a name, which is used once."""
-        self._meeting.post(f"{name}-{self.seat.rank}", str(number).encode())
-        said = (
-            self._meeting.read(f"{name}-{rank}", self.seat.timeout_s) for rank in range(self.seat.shape.size)
-        )
-        return min(int(each) for each in said)
+        self._meeting.post(f"{name} of rank {self.seat.rank}", str(number).encode())
+        keys = [f"{name} of rank {rank}" for rank in range(self.seat.shape.size)]
+        return min(int(self._meeting.read(key, self.seat.timeout_s)) for key in keys)
 
     def hear_first(self, name: str, say: Callable[[], list[int]]) -> list[int]:
         """Return the numbers that rank 0 says under a name, which is used once."""
