@@ -1,7 +1,8 @@
 """Ours against vLLM's CPU build where both look drafts up in the prompt: one stream that copies text.
 
-vLLM has the venv and the settings that it has in `make bench-peers`, and both the same numbers of tokens to
-match and to draft. The two are in memory together and take turns; who waits is stopped.
+vLLM has the venv and the settings that it has in `make bench-peers`, and Intel's OpenMP loaded first, as it
+advises where it speculates; both have the same numbers of tokens to match and to draft. The two are in memory
+together and take turns; who waits is stopped.
 """
 
 from __future__ import annotations
@@ -58,10 +59,11 @@ def program(name: str, models: weights.Models) -> Program:
     """Return an engine of `bench-peers`, told to draft; started by entering it."""
     engine = next(engine for engine in ENGINES if engine.name == name)
     options: dict[str, Any] = {**engine.options, "model": models.paths[engine.model]}
+    python, variables = venvs.python_of(engine.peer), engine.variables
     if engine.peer == OURS:
         options["settings"] = {**options["settings"], "speculative_config": LOOKUP}
     else:
         options["speculative_config"] = LOOKUP
-    return Program(
-        venvs.python_of(engine.peer), engine.program, options, engine.variables, engine.start_timeout_s
-    )
+        found = [str(path) for path in python.parents[1].glob("lib/libiomp5.so")]
+        variables = {**variables, "LD_PRELOAD": ":".join(found)}
+    return Program(python, engine.program, options, variables, engine.start_timeout_s)
