@@ -29,12 +29,8 @@ def check_same(family, tensor, expert, pipeline=1, budgets=(), **settings):
     drafting = SpeculativeConfig(
         method="ngram", prompt_lookup_min=1, prompt_lookup_max=4, num_speculative_tokens=3, backoff=False
     )
-    defaults = {
-        "num_gpu_blocks_override": 9,
-        "speculative_config": drafting,
-        "distributed_timeout_seconds": 300.0,  # many ranks begin at once, on however few cores
-    }
-    config = mesh_config(folder, tensor, pipeline, expert_parallel_size=expert, **{**defaults, **settings})
+    settings = {"num_gpu_blocks_override": 9, "speculative_config": drafting, **settings}
+    config = mesh_config(folder, tensor, pipeline, expert_parallel_size=expert, **settings)
     with LocalEngine(config) as engine:
         assert len(ranks()) == tensor * expert * pipeline - 1
         answers = staggered(engine, prompts, budgets, at_once=8)
@@ -75,7 +71,7 @@ def test_64_tokens_of_32_mixed_requests(family, tensor, expert):
 @pytest.mark.slow
 @pytest.mark.parametrize(("tensor", "expert"), [(1, 1), (2, 1), (1, 2)])
 def test_stages_tell_rank_0_what_their_experts_did(tensor, expert):
-    stats = check_same("deepseek_v3", tensor, expert, pipeline=2)
+    stats = check_same("deepseek_v3", tensor, expert, pipeline=2, num_gpu_blocks_override=6)
     assert stats.experts.layers == (1, 2), "the first layer has none"
 
 
