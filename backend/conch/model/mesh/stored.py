@@ -71,6 +71,8 @@ class Stored:
                 self._slice(file, name, source.shape),
                 [source.ranges(dim) for dim in range(len(source.shape))],
             )
+        if source.name not in self._pieces:
+            self._lacks(source.name)
         return torch.stack(
             [
                 self._read_entry(source, index)
@@ -81,8 +83,8 @@ class Stored:
 
     def _read_entry(self, source: Source, index: int) -> torch.Tensor:
         """Read one entry of a stack, which may lie there in several matrices, one below another."""
-        pieces = self._pieces.get(source.name, {})
-        count = 1 + max((piece for _, piece in pieces), default=0)
+        pieces = self._pieces[source.name]
+        count = 1 + max(piece for _, piece in pieces)
         rows, columns = source.shape[1] // count, source.shape[2]
         read = []
         for first, last in source.ranges(1):
