@@ -26,6 +26,7 @@ from conch.host.shares import EngineShare
 from support.engine_process import EngineProcess, ranks_of
 from support.hosts import TwoHosts
 from support.oracle import Oracle, Same
+from support.own_processes import own_engines
 from support.tiny import tiny_checkpoint
 from support.traffic import mixed_prompts
 
@@ -156,16 +157,11 @@ def kept_running(config):
         yield events
     finally:
         client.close()
-    assert not engines(), "an engine has outlived its host"
-
-
-def engines():
-    found = psutil.Process().children(recursive=True)
-    return [process for process in found if "conch.engine" in " ".join(process.cmdline())]
+    assert not own_engines(), "an engine has outlived its host"
 
 
 def the_engine():
-    (engine,) = (process for process in engines() if "conch.engine.rank" not in process.cmdline())
+    (engine,) = (process for process in own_engines() if "conch.engine.rank" not in process.cmdline())
     return engine
 
 

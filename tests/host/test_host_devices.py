@@ -107,8 +107,10 @@ def test_devices_are_counted_among_those_that_the_server_sees():
 
 def test_engine_processes_are_started_with_their_devices(make_backend, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,4,5,6")
+    others = set(psutil.Process().children())
     backend = make_backend(data_parallel_size=2, instance=Instance(1, 2, (2, 3)))
-    told = [process.environ()["CUDA_VISIBLE_DEVICES"] for process in psutil.Process().children()]
+    engines = set(psutil.Process().children()) - others
+    told = [process.environ()["CUDA_VISIBLE_DEVICES"] for process in engines]
     assert sorted(told) == ["5", "6"]
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "3,4,5,6"
     backend.close()

@@ -16,6 +16,7 @@ from conch.host.engine_process import engine_command
 from host.conftest import LABELS
 from host.host_fakes import FakePbUtils, FakeRequest, wait_until
 from support.oracle import Oracle, Same
+from support.own_processes import own_engines
 from support.tiny import tiny_checkpoint
 from support.traffic import mixed_prompts
 
@@ -36,9 +37,9 @@ TOPOLOGIES = [
 
 
 def processes(kind):
-    """Processes of a kind, rank or engine, that descend from this one."""
+    """Processes of a kind, rank or engine, that the test has started."""
     found = []
-    for each in psutil.Process().children(recursive=True):
+    for each in own_engines():
         try:
             if each.status() != psutil.STATUS_ZOMBIE and f"conch.{kind}" in each.cmdline():
                 found.append(each)
