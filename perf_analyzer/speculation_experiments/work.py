@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import random
-from collections.abc import Iterator
 from typing import Any
 
 from peers.workloads import BY_KEY
+
+from conch.training.prompts import docstrings
 
 WORKLOADS = ("copying", "chat")
 
@@ -72,7 +71,6 @@ MODULES = (
     "wave",
     "zlib",
 )
-_SHORTEST, _LONGEST = 80, 500
 _QUOTED_OF = 4
 
 
@@ -80,22 +78,13 @@ def chats() -> list[str]:
     """Return all questions, always in the same order; one in `_QUOTED_OF` is about documentation."""
     draw = random.Random("chats")
     plain = [form.format(topic) for topic in TOPICS for form in FORMS]
-    quoting = [f"What does this documentation mean?\n\n{text}" for text in sorted(set(_documentation()))]
+    quoting = [f"What does this documentation mean?\n\n{text}" for text in sorted(set(docstrings(MODULES)))]
     draw.shuffle(plain)
     draw.shuffle(quoting)
     found = []
     while plain and quoting:
         found.append(quoting.pop() if len(found) % _QUOTED_OF == _QUOTED_OF - 1 else plain.pop())
     return found
-
-
-def _documentation() -> Iterator[str]:
-    for name in MODULES:
-        for _, part in inspect.getmembers(importlib.import_module(name)):
-            if inspect.isroutine(part) or inspect.isclass(part):
-                text = inspect.getdoc(part) or ""
-                if len(text) > _SHORTEST:
-                    yield text[:_LONGEST].strip()
 
 
 class Lots:

@@ -49,10 +49,7 @@ def test_greedy_answers_are_right(drafter, kernel, at_once, changes):
     with LocalEngine(config(drafter, attention_kernel=kernel, **changes)) as engine:
         answers = staggered(engine, prompts, budgets, at_once)
         stats = engine.stats()
-    for prompt, budget, answer in zip(prompts, budgets, answers, strict=True):
-        assert len(answer) == budget
-        same.check(prompt, list(answer))
-    same.finish()
+    same.check_all(prompts, budgets, answers)
     assert stats.drafts > 20 and stats.drafts_proposed >= stats.drafts and stats.drafting_s > 0
     assert sum(stats.accepted_by_position) == stats.drafts_accepted
     assert list(stats.accepted_by_position) == sorted(stats.accepted_by_position, reverse=True)
@@ -252,9 +249,6 @@ def test_two_hundred_answers_are_right(drafter, at_once):
     with LocalEngine(config(drafter)) as engine:
         answers = staggered(engine, prompts, budgets, at_once)
         stats = engine.stats()
-    for prompt, budget, answer in zip(prompts, budgets, answers, strict=True):
-        assert len(answer) == budget
-        same.check(prompt, list(answer))
-    same.finish()
+    same.check_all(prompts, budgets, answers)
     assert stats.drafts > 1000 and stats.kv_blocks_used == 0
     assert (stats.drafts_accepted > 500) == (drafter in KNOWING)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,6 +83,15 @@ class Same:
                 )
                 self.near_ties += 1
         self.positions += len(answer)
+
+    def check_all(
+        self, prompts: Sequence[Sequence[int]], budgets: Sequence[int], answers: Sequence[Sequence[int]]
+    ) -> None:
+        """Check answers that are as long as their budgets, and finish."""
+        for prompt, budget, answer in zip(prompts, budgets, answers, strict=True):
+            assert len(answer) == budget
+            self.check(list(prompt), list(answer))
+        self.finish()
 
     def finish(self) -> None:
         """Fail when nothing was checked or too much was left to near ties."""

@@ -74,6 +74,11 @@ def shape_of(config: EngineConfig) -> MeshShape:
     return MeshShape(config.tensor_parallel_size, config.pipeline_parallel_size, config.expert_parallel_size)
 
 
+def ranks_here(config: EngineConfig) -> int:
+    """Return how many of the mesh's ranks run on the engine's own host: the first ones."""
+    return shape_of(config).size - config.remote_ranks
+
+
 def check_layers(model: ModelSpec, layers: tuple[int, ...] | None) -> None:
     """Refuse stages that have more layers than the model, or fewer.
 

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Mapping
 
+from conch.api.cores import usable_cores
 from conch.api.errors import ConfigError
 from conch.api.model_reference import resolve_model_reference
 from conch.cli.common import model_reference
@@ -98,7 +99,7 @@ def rank_arguments(options: argparse.Namespace, environment: Mapping[str, str]) 
         "--port": port,
         "--rank": options.rank,
         "--wait": options.wait,
-        "--threads": max(1, _cores() // (_number(environment, "LOCAL_WORLD_SIZE") or 1)),
+        "--threads": max(1, usable_cores() // (_number(environment, "LOCAL_WORLD_SIZE") or 1)),
         "--token-file": options.token_file,
     }
     if options.rank is None:
@@ -126,7 +127,3 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
     if not text.isdecimal():
         raise ConfigError(f"{name} must be a number, not {text!r}")
     return int(text)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

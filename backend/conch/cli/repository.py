@@ -11,7 +11,7 @@ from rich.table import Table
 
 from conch.api.config import EngineConfig, parse_config
 from conch.api.errors import ConfigError
-from conch.api.mesh_config import shape_of
+from conch.api.mesh_config import ranks_here, shape_of
 from conch.cli.common import add_model_options, default_name, model_reference, settings_from
 from conch.cli.division import (
     add_division_options,
@@ -91,7 +91,7 @@ def places(
         for replica in range(config.data_parallel_size):
             for rank in range(size):
                 device = config.device if of_replicas is None else f"GPU {of_replicas[replica][rank]}"
-                is_here = rank < size - config.remote_ranks
+                is_here = rank < ranks_here(config)
                 found.append((instance, replica, rank, device if is_here else "another host"))
     return found
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from conch.api.config import DEFAULT_ROUTER, EngineConfig
+from conch.api.cores import share_of_cores
 from conch.api.kv_events import KVEventsConfig
-from conch.api.mesh_config import shape_of
 from conch.host.devices import divide_devices, environment_for
 from conch.host.instance import Instance
 
@@ -61,7 +61,7 @@ def engine_shares(config: EngineConfig, instance: Instance) -> list[EngineShare]
 def _engine_config(config: EngineConfig, index: int, count: int) -> EngineConfig:
     threads = config.num_threads
     if threads is None and count > 1:
-        threads = max(1, _cores() // (count * (shape_of(config).size - config.remote_ranks)))
+        threads = share_of_cores(config, engines=count)
     return msgspec.structs.replace(
         config,
         num_threads=threads,
@@ -90,7 +90,3 @@ def _endpoint(endpoint: str, index: int) -> str:
             return endpoint  # connected to, which any number may
         return _PORT.sub(lambda found: f":{int(found[1]) + index}", endpoint)
     return f"{endpoint}_{index}"
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from conch.api import CheckpointError, EngineConfig
 from conch.api.model_reference import DEMO_SCHEME, resolve_model_reference
@@ -77,6 +79,24 @@ def weight_files(folder: Path) -> list[Path]:
     if not files:
         raise CheckpointError(f"{folder} has no *.safetensors file; other weight formats are not read")
     return files
+
+
+def open_weights(folder: Path, stack: ExitStack) -> Iterator[Any]:
+    """Open the safetensors files of a checkpoint, one after the other; `stack` closes them.
+
+    Raises
+    ------
+    CheckpointError
+        There are none, or one cannot be read.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    for path in weight_files(folder):
+        try:
+            file = stack.enter_context(safe_open(path, framework="pt"))
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"cannot read {path}: {error}") from error
+        yield file
 
 
 def _converted(path: Path, progress: Progress) -> Path:

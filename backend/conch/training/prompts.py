@@ -6,7 +6,7 @@ import importlib
 import importlib.metadata
 import inspect
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from conch.training.topics import FORMS, TOPICS
 
@@ -85,14 +85,14 @@ _ABOUT_CODE = (
     "Rewrite this in your own words:\n\n{}",
     "Summarise the following text:\n\n{}",
 )
-_LONGEST = 500
+_SHORTEST, _LONGEST = 80, 500
 
 
 def make_prompts(count: int, seed: int) -> list[str]:
     """Return so many different questions, in random order; half of them are about text from packages."""
     rng = random.Random(seed)
     plain = [form.format(topic) for topic in TOPICS for form in FORMS]
-    texts = sorted({text for text in (*_docstrings(), *_licences())})
+    texts = sorted({text for text in (*docstrings(_MODULES), *_licences())})
     quoting = [rng.choice(_ABOUT_CODE).format(text) for text in texts]
     rng.shuffle(plain)
     rng.shuffle(quoting)
@@ -102,14 +102,14 @@ def make_prompts(count: int, seed: int) -> list[str]:
     return prompts
 
 
-def _docstrings() -> Iterator[str]:
-    """Yield what functions and classes of the standard library say of themselves."""
-    for name in _MODULES:
+def docstrings(modules: Iterable[str]) -> Iterator[str]:
+    """Yield what functions and classes of modules say of themselves."""
+    for name in modules:
         module = importlib.import_module(name)
         for _, part in inspect.getmembers(module):
             if inspect.isroutine(part) or inspect.isclass(part):
                 text = inspect.getdoc(part) or ""
-                if len(text) > 80:
+                if len(text) > _SHORTEST:
                     yield text[:_LONGEST].strip()
 
 

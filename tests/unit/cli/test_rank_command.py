@@ -28,7 +28,7 @@ def test_an_option_says_where_the_engine_is_and_which_rank_this_is() -> None:
 
 
 def test_a_launcher_says_which_rank_this_is_and_how_many_share_the_host(monkeypatch) -> None:
-    monkeypatch.setattr(rank, "_cores", lambda: 8)
+    monkeypatch.setattr(rank, "usable_cores", lambda: 8)
     options = told("--rdzv=a:1", RANK="1", WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
     assert options["--rank"] == "1" and options["--world-size"] == "2" and options["--threads"] == "4"
     assert told("--rdzv=a:1")["--threads"] == "8"

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from conch.api.config import EngineConfig
 from conch.api.mesh import Meeting as AnyMeeting
 from conch.api.mesh import Seat
+from conch.api.mesh_config import ranks_here
 from conch.api.seams import Worker
 from conch.engine.mesh.link import Link
 from conch.engine.mesh.losses import Losses
@@ -49,7 +50,7 @@ class ProcessRanks:
 
     def start(self, seat: Seat) -> Link:
         """Start a process, which joins in a second or two; the last ranks come from elsewhere."""
-        if self._rendezvous is None or seat.rank < seat.shape.size - self._config.remote_ranks:
+        if self._rendezvous is None or seat.rank < ranks_here(self._config):
             return self._start_here(seat)
         link = Link(seat, self._rendezvous.whence, self._meeting, self._losses, self._rendezvous)
         self._rendezvous.expect(link)

@@ -15,7 +15,7 @@ import torch
 
 from conch.model.attention import STEP_KEYWORD
 from conch.model.describe import Description
-from conch.model.mesh.cut import check_has_stages
+from conch.model.mesh.cut import check_has_stages, loop_over
 from conch.model.mesh.group import MeshGroup
 from conch.model.mesh.split import Range
 
@@ -150,16 +150,7 @@ def _head_of(description: Description) -> Probe:
 
 def _only(description: Description, layers: Sequence[torch.nn.Module]) -> Probe:
     """Return the model's own loop over some layers, between the embedding and the norm."""
-    base = description.meta.base_model
-    probe: Any = copy.copy(base)
-    probe._modules = {**base._modules}
-    probe.layers = torch.nn.ModuleList(_filled(layer) for layer in layers)
-    probe.norm, probe.embed_tokens = torch.nn.Identity(), None
-    probe.config = copy.deepcopy(base.config)
-    probe.config.num_hidden_layers = len(layers)
-    for name, part in base.named_children():
-        if name not in ("layers", "norm", "embed_tokens"):
-            setattr(probe, name, _filled(part))
+    probe = _filled(loop_over(description, layers))
     given = {
         "position_ids": torch.arange(_ROWS).unsqueeze(0),
         "use_cache": False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -152,6 +153,17 @@ class _Narrowing:
         head.out_features = rows[1] - rows[0]
 
 
+def loop_over(description: Description, layers: Sequence[torch.nn.Module]) -> Any:  # noqa: ANN401
+    """Return a copy of the model's own loop over some layers: states in, states out; without memory."""
+    base = description.meta.base_model
+    loop: Any = copy.copy(base)
+    loop._modules = {**base._modules}
+    loop.layers, loop.norm, loop.embed_tokens = torch.nn.ModuleList(layers), torch.nn.Identity(), None
+    loop.config = copy.deepcopy(base.config)
+    loop.config.num_hidden_layers = len(layers)
+    return copy.deepcopy(loop)
+
+
 def check_has_stages(description: Description) -> None:
     """Refuse a model that cannot be cut between its layers.
 
@@ -193,11 +205,7 @@ def _check_passes_states(description: Description) -> None:
 
     A copy without layers must give back what it gets.
     """
-    probe = copy.deepcopy(description.meta.base_model)
-    probe.layers, probe.norm = torch.nn.ModuleList(), torch.nn.Identity()
-    probe.config.num_hidden_layers = 0
-    probe.embed_tokens = None
-    probe.to_empty(device="cpu")
+    probe = loop_over(description, []).to_empty(device="cpu")
     states = torch.ones(1, 2, probe.config.hidden_size)
     with torch.inference_mode():
         positions = torch.zeros(1, 2, dtype=torch.long)

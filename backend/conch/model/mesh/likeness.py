@@ -13,7 +13,7 @@ import msgspec
 
 from conch.api import CheckpointError
 from conch.api.mesh import Meeting, Seat
-from conch.model.checkpoint import weight_files
+from conch.model.checkpoint import open_weights
 
 _SAMPLES = 16
 _NOT_COMPARED = {"_name_or_path", "transformers_version"}
@@ -85,14 +85,8 @@ def check_alike(folder: Path, seat: Seat, meeting: Meeting) -> None:
 
 
 def _tensors(folder: Path, stack: ExitStack) -> dict[str, Any]:
-    from safetensors import SafetensorError, safe_open
-
     found: dict[str, Any] = {}
-    for path in weight_files(folder):
-        try:
-            file = stack.enter_context(safe_open(path, framework="pt"))
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"cannot read {path}: {error}") from error
+    for file in open_weights(folder, stack):
         found.update((name, file.get_slice(name)) for name in file.keys())  # noqa: SIM118 - not a mapping
     return found
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from conch.api import CheckpointError
-from conch.model.checkpoint import weight_files
+from conch.model.checkpoint import open_weights
 from conch.model.describe import Description
 from conch.model.mesh.source import Source
 from conch.model.mesh.split import Range
@@ -39,17 +39,11 @@ class Stored:
     """
 
     def __init__(self, description: Description, stack: ExitStack) -> None:
-        from safetensors import SafetensorError, safe_open
-
         self._folder = description.folder
         names = _Names(description)
         self._whole: dict[str, tuple[Any, str]] = {}
         self._pieces: dict[str, dict[tuple[int, int], tuple[Any, str]]] = {}
-        for path in weight_files(self._folder):
-            try:
-                file = stack.enter_context(safe_open(path, framework="pt"))
-            except (SafetensorError, OSError) as error:
-                raise CheckpointError(f"cannot read {path}: {error}") from error
+        for file in open_weights(self._folder, stack):
             for name in file.keys():  # noqa: SIM118 - not a mapping
                 self._take(names, file, name)
 
