@@ -68,6 +68,30 @@ def test_a_prompt_that_gives_way_while_its_chunks_are_computed(settings):
     simulation.check_idle()
 
 
+def test_fair_knows_choices_forked_while_others_are_in_flight():
+    """As many run that it sees as it knew before, but they are not the same."""
+    simulation = simulate(
+        num_blocks=12,
+        max_num_batched_tokens=8,
+        pipeline_parallel_size=2,
+        scheduler="fair",
+        drafter=lambda tokens, room: tuple(tokens[-2:][:room]),
+    )
+    asked = [([1] * 9, 2, 2, 1), ([1, 1, 1, 2, *[1] * 16], 3, 1, 2), ([1], 3, 2, 0), ([1], 1, 1, 0)]
+    asked += [([1] * 4, 2, 2, 0), ([1, 1], 2, 2, 0)]
+    news = []
+    for request_id, (prompt, count, choices, steps) in enumerate(asked, 1):
+        simulation.engine.add(ask(request_id, prompt, max_tokens=count, n=choices, ignore_eos=True))
+        for _ in range(steps):
+            news += simulation.engine.step()
+    outputs, failures = collect(news + simulation.run())
+    assert not failures
+    for request_id, (prompt, count, choices, _) in enumerate(asked, 1):
+        for choice in range(choices):
+            assert outputs[request_id, choice][0] == expected(prompt, count, choice)
+    simulation.check_idle()
+
+
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())

@@ -61,10 +61,9 @@ class FairLine:
             account = self._running.pop(request_id, None)
             if account is not None:
                 self._accounts.stop(account)
-        if len(requests.running) != len(self._running):
-            for request in requests.running:
-                if request.id not in self._running:
-                    self._running[request.id] = self._accounts.start(request)
+        for request in requests.running:  # counting them would not do: of steps in flight none is among them
+            if request.id not in self._running:
+                self._running[request.id] = self._accounts.start(request)
 
     def charge(self, result: StepResult) -> None:
         """Put the tokens of a step on their accounts."""
