@@ -32,6 +32,7 @@ from support.traffic import mixed_prompts
 
 PATIENCE_S = 240
 """Other tests may keep the machine busy while an engine starts."""
+LONGER_THAN_A_TEST_S = 3600
 TOKEN = "a secret that is long enough"
 
 
@@ -244,9 +245,10 @@ def test_another_checkpoint_is_refused_and_says_what_differs(port, token_file):
     other = tiny_checkpoint("llama", seed=1)
     command = rank_command(f"127.0.0.1:{port}", "--model", other, "--token-file", token_file)
     found = r"rank 1 of the mesh \(process \d+ of 127.0.0.1\) failed: CheckpointError: .* other weights$"
+    patient = {"distributed_timeout_seconds": LONGER_THAN_A_TEST_S}
     with running(command) as unlike:
         with pytest.raises(MeshError, match=found):
-            LocalEngine(awaiting(tiny_checkpoint("llama"), port, token_file))
+            LocalEngine(awaiting(tiny_checkpoint("llama"), port, token_file, **patient))
         assert unlike.wait(timeout=PATIENCE_S) == 1
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
@@ -205,3 +206,14 @@ def test_notes_reach_ranks_that_come_later():
     assert meeting.read("a", 1.0) == b"1"
     with pytest.raises(MeshError, match=r"nobody has told 'b' within distributed_timeout_seconds \(0\.01\)"):
         meeting.read("b", 0.01)
+
+
+def test_nobody_waits_for_a_note_once_a_rank_is_lost(door):
+    sock, _ = door.ask()
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(door.meeting.read, "address", 3600.0)
+        sock.close()
+        with pytest.raises(MeshError, match=r"nobody tells 'address' any more: rank 2 .* has hung up"):
+            waiting.result()
+    door.meeting.post("said", b"1")
+    assert door.meeting.read("said", 1.0) == b"1"

@@ -40,7 +40,7 @@ class Link:
     whence
         Where it comes from, for people to read.
     meeting
-        Hears its notes.
+        Hears its notes, and when it is lost.
     losses
         Hears when it is lost.
     body
@@ -124,5 +124,7 @@ class Link:
     def _lose(self, reason: str) -> None:
         has_said_why = self._last_words is not None
         became = f"failed: {self._last_words}" if has_said_why else self._body.fate(reason)
-        self._losses.add(f"rank {self.seat.rank} of the mesh ({self.whence}) {became}", has_said_why)
+        loss = f"rank {self.seat.rank} of the mesh ({self.whence}) {became}"
+        self._losses.add(loss, has_said_why)
+        self._meeting.lose(loss)
         self._news.put(None)

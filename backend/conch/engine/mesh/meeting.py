@@ -33,6 +33,7 @@ class Meeting:
         self._notes: dict[str, bytes] = {}
         self._changed = threading.Condition()
         self._lines: list[Line] = []
+        self._loss: str | None = None
 
     def join(self, line: Line) -> None:
         """Tell another process all that has been said, and all that will be."""
@@ -56,12 +57,21 @@ class Meeting:
         Raises
         ------
         MeshError
-            Nobody has said it in time.
+            Nobody has said it in time, or a rank is gone, which may have been the one to say it.
         """
         with self._changed:
-            if not self._changed.wait_for(lambda: key in self._notes, timeout_s):
-                raise MeshError(f"nobody has told {key!r} within distributed_timeout_seconds ({timeout_s:g})")
-            return self._notes[key]
+            self._changed.wait_for(lambda: key in self._notes or self._loss is not None, timeout_s)
+            if key in self._notes:
+                return self._notes[key]
+            if self._loss is not None:
+                raise MeshError(f"nobody tells {key!r} any more: {self._loss}")
+            raise MeshError(f"nobody has told {key!r} within distributed_timeout_seconds ({timeout_s:g})")
+
+    def lose(self, loss: str) -> None:
+        """Let nobody wait for notes any more, of which some may never come."""
+        with self._changed:
+            self._loss = loss
+            self._changed.notify_all()
 
     def _spread(self, note: Note, is_listener: Callable[[Line], bool]) -> None:
         with self._changed:
