@@ -20,9 +20,10 @@ from conch.api import (
 from conch.api.model_reference import resolve_model_reference
 from conch.model.attention import PagedStep
 from conch.model.choosing import Model
-from conch.model.eagle.head import EagleHead, Slots
+from conch.model.eagle.head import build_head
 from conch.model.eagle.layout import HeadLayout
 from conch.model.eagle.parts import read_head
+from conch.model.eagle.slots import Given, Slots
 from conch.worker.batch_builder import BatchBuilder
 from conch.worker.draft_draws import DraftDraws
 from conch.worker.draft_pool import DraftPool
@@ -71,14 +72,14 @@ class StateHead(DraftPool):
             raise ConfigError("this drafter needs speculative_config.model")
         folder = Path(resolve_model_reference(settings.model)).expanduser()
         layout, weights = read_head(folder, target.description)
-        spec = _spec_of(layout, target.spec)
+        spec = head_spec(layout, target.spec)
         kernel = build_kernel(spec)
         reasons = kernel.unfit(spec.attention)
         if reasons:
             raise PluginError(f"attention kernel for the head: {'; '.join(reasons)}")
         scratch = ScratchBlocks(table, config.block_size, config.max_num_seqs, settings.num_tokens)
         super().__init__(spec, kernel, scratch)
-        self._head = EagleHead(layout, weights, kernel, target.spec.max_model_len)
+        self._head = build_head(layout, weights, kernel, spec)
         self._states = model.keep_states(layout.state_layers)
         self._table, self._draws = table, draws
         device = torch.device(spec.attention.device)
@@ -111,24 +112,16 @@ class StateHead(DraftPool):
         if self._late:
             rows, states = self._late.take()
             if rows:
-                self._run(rows, self._head.read(states))
+                self._run(rows, states)
 
     def logits(self, rows: Sequence[Row]) -> torch.Tensor:
         """Compute slots and their KV; returns the logits of those that sample: float32 [L, V]."""
         self.settle()
-        computed = self._run(rows, self._read(rows))
-        samples: list[int] = []
-        ends = 0
-        self._slots = {}
-        for row in rows:
-            ends += row.count
-            if row.samples:
-                self._slots[row.request_id] = len(samples)
-                samples.append(ends - 1)
-        if not samples:
-            return torch.empty(0, 0)
-        self._outputs = self._head.outputs(computed, samples)
-        return self._head.logits(self._outputs)
+        slots = self._run(rows, self._given(rows))
+        self._outputs = slots.outputs
+        sampled = (row.request_id for row in rows if row.samples)
+        self._slots = {request_id: place for place, request_id in enumerate(sampled)}
+        return slots.logits
 
     def draw(self, request_ids: Sequence[int], logits: torch.Tensor) -> list[int | None]:
         """Draw the next draft of each request as its own settings say."""
@@ -139,14 +132,14 @@ class StateHead(DraftPool):
         self._pools = []
         del self._head
 
-    def _run(self, rows: Sequence[Row], read: torch.Tensor) -> Slots:
-        """Compute the KV of slots from what they are made of."""
+    def _run(self, rows: Sequence[Row], given: torch.Tensor) -> Slots:
+        """Compute slots of what they are made of."""
         with self._scratch.lent(rows):
             batch, _ = self._builder.build(rows)
         step = PagedStep(self._kernel, self._kernel.plan(batch), self._pools)
-        return self._head.run(batch, read, step, self._spec.attention.windows[0])
+        return self._head.run(batch, Given(given), step)
 
-    def _read(self, rows: Sequence[Row]) -> torch.Tensor:
+    def _given(self, rows: Sequence[Row]) -> torch.Tensor:
         """Return what slots are made of: states of the target or, later in a step, outputs of the head."""
         if self._slots:
             return self._outputs[[self._slots[row.request_id] for row in rows]]
@@ -155,10 +148,10 @@ class StateHead(DraftPool):
             first = self._offsets[row.request_id] + row.start
             places.extend(range(first, first + row.count))
         states = self._states.values
-        return self._head.read(states if len(places) == len(states) else states[places])
+        return states if len(places) == len(states) else states[places]
 
 
-def _spec_of(layout: HeadLayout, target: ModelSpec) -> ModelSpec:
+def head_spec(layout: HeadLayout, target: ModelSpec) -> ModelSpec:
     """Return the head as a model of one layer, which sees no further back than the target."""
     attention: AttentionSpec = dataclasses.replace(
         target.attention,

@@ -10,7 +10,7 @@ using namespace conch;
 
 // Sizes of the structures that Python mirrors, so that it can tell when it does not.
 EXPORT void conch_sizes(int64_t* sizes) {
-    const int64_t all[] = {sizeof(Matrix), sizeof(Norm), sizeof(Layer), sizeof(DecoderSpec), sizeof(Step), sizeof(Likeliest)};
+    const int64_t all[] = {sizeof(Matrix), sizeof(Norm), sizeof(Layer), sizeof(Entry), sizeof(DecoderSpec), sizeof(Step), sizeof(Likeliest)};
     std::copy(std::begin(all), std::end(all), sizes);
 }
 

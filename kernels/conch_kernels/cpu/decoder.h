@@ -10,6 +10,7 @@
 
 #include "buffer.h"
 #include "decoder_spec.h"
+#include "entry.h"
 #include "gather.h"
 #include "matmul.h"
 #include "norm.h"
@@ -76,7 +77,10 @@ template <class E>
 class Decoder {
    public:
     explicit Decoder(const DecoderSpec& spec)
-        : spec_(spec), layers_(spec.layers, spec.layers + spec.num_layers), kv_(kv_cache<E>(spec_.kv)) {
+        : spec_(spec),
+          layers_(spec.layers, spec.layers + spec.num_layers),
+          kv_(kv_cache<E>(spec_.kv)),
+          entrance_(spec_) {
         for (const Layer& layer : layers_) widest_ = std::max(widest_, layer.window ? layer.window : INT32_MAX);
         if (widest_ == INT32_MAX) widest_ = 0;
     }
@@ -84,6 +88,7 @@ class Decoder {
     // Writes the step's KV and its logits.
     void run(Team& team, const Step& step) {
         space_.fit(spec_, step.rows.tokens);
+        if (spec_.entry) entrance_.fit(step);
         if (own_.size() < size_t(team.size())) own_ = std::vector<Own<E>>(team.size());
         Plans plans;
         for (int index = 0; index + 1 < spec_.num_layers; index++) plan(plans, layers_[index].window, step.rows);
@@ -126,13 +131,13 @@ class Decoder {
         if (rows > MAX_ROWS)  // fewer fetch nothing
             own.later.list(step.rows, spec_.kv, spec_.kv.is_int8 ? 1 : sizeof(E), widest_, member, team.size());
         own.later.rest();
-        embed(team, step);
         const Norm none = {};
         const Norm* owed = &none;  // normalises what the block before has left in `block`
         for (int index = 0; index < spec_.num_layers; index++) {
             const Layer& layer = layers_[index];
             const Pool pool = pool_of(step, index);
-            const Left<E> normed = settle(team, rows, *owed, layer.attention_in, own);
+            const Left<E> normed =
+                index ? settle(team, rows, *owed, layer.attention_in, own) : enter(team, step, own);
             if (step.states) keep_states(team, step, index, member);
             product(team, normed, layer.qkv, layer.out, own.later, keep(layer.qkv, space_.qkv.data()));
             place(team, step.rows, layer, pool);
@@ -161,8 +166,9 @@ class Decoder {
             if (!(rows = gather(team, step))) return;
         }
         own.seen.begin(rows);
-        product(team, settle(team, rows, *owed, spec_.final, own), spec_.head, spec_.head, own.later,
-                logits(step.logits, own.seen));
+        const Left<E> left = settle(team, rows, *owed, spec_.final, own);
+        if (step.outputs) keep_rows(team, rows, step.outputs, spec_.hidden, member);
+        product(team, left, spec_.head, spec_.head, own.later, logits(step.logits, own.seen));
     }
 
     template <class Finish>
@@ -176,6 +182,19 @@ class Decoder {
 
     static Pool pool_of(const Step& step, int layer) {
         return {step.pools[layer], static_cast<char*>(step.pools[layer]) + step.pool_half};
+    }
+
+    // Begins the stream; returns what the first layer reads.
+    Left<E> enter(Team& team, const Step& step, Own<E>& own) {
+        const Layer& first = layers_.front();
+        if (!spec_.entry) {
+            embed(team, step);
+        } else if (const Left<E> joined =
+                       entrance_.join(team, step, space_.stream.data(), first.qkv, own.later);
+                   joined.count) {
+            return joined;
+        }
+        return settle(team, step.rows.tokens, Norm{}, first.attention_in, own);
     }
 
     void embed(Team& team, const Step& step) {
@@ -272,11 +291,15 @@ class Decoder {
     void keep_states(const Team& team, const Step& step, int layer, int member) {
         const ptrdiff_t hidden = spec_.hidden, wide = hidden * step.num_states;
         for (int place = 0; place < step.num_states; place++) {
-            if (step.state_layers[place] != layer) continue;
-            for (int token = member; token < step.rows.tokens; token += team.size())
-                std::copy_n(space_.stream.data() + token * hidden, hidden,
-                            step.states + token * wide + place * hidden);
+            if (step.state_layers[place] == layer)
+                keep_rows(team, step.rows.tokens, step.states + place * hidden, wide, member);
         }
+    }
+
+    void keep_rows(const Team& team, int rows, float* to, ptrdiff_t stride, int member) {
+        const ptrdiff_t hidden = spec_.hidden;
+        for (int row = member; row < rows; row += team.size())
+            std::copy_n(space_.stream.data() + row * hidden, hidden, to + row * stride);
     }
 
     template <class T>
@@ -357,6 +380,7 @@ class Decoder {
     const KvCache<E>& kv_;
     int32_t widest_ = 0;  // of the layers' windows; 0 where one has none
     Workspace<E> space_;
+    Entrance<E> entrance_;
     std::vector<Own<E>> own_;  // one a member
 };
 

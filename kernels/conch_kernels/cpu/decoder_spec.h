@@ -24,8 +24,18 @@ struct Layer {
     int32_t reserved;
 };
 
+// How a head that drafts joins states with the embeddings of tokens; see entry.h.
+struct Entry {
+    Matrix fusing;            // from the target's states to the stream; EAGLE-1: from an embedding and a state
+    Norm target;              // EAGLE-1: of the target's state
+    Norm embedding, state;    // of what the layer reads side by side; null in EAGLE-1, where it reads the stream
+    int32_t normed_residual;  // whether the stream goes on from the normalised state
+    int32_t reserved;
+};
+
 struct DecoderSpec {
     const Layer* layers;
+    const Entry* entry;     // null: the stream begins with embeddings
     const void* embedding;  // [vocabulary, hidden] elements, or null: the columns of `head`
     Matrix head;
     Norm final;
@@ -48,8 +58,12 @@ struct Step {
     int64_t pool_half;          // bytes from a pool's keys to its values
     float* states;              // [T, A, hidden], the stream as it goes into A layers; null where nobody asks
     const int32_t* state_layers;  // [A], rising; one past the last layer is what comes out of that
+    const float* given;         // what enters a head: [T, A, hidden] of the target, or [T, hidden] of its own outputs
+    float* outputs;             // [L, hidden], the stream before the final norm; null where nobody asks
     int32_t num_logit_rows;
     int32_t num_states;         // A
+    int32_t from_target;        // whether `given` are the target's states
+    int32_t reserved;
 };
 
 }  // namespace conch

@@ -50,11 +50,23 @@ class Layer(ctypes.Structure):
     )
 
 
+class Entry(ctypes.Structure):
+    """The way into a head that drafts; see entry.h."""
+
+    _fields_ = (
+        ("fusing", Matrix),
+        *((name, Norm) for name in ("target", "embedding", "state")),
+        ("normed_residual", _I32),
+        ("reserved", _I32),
+    )
+
+
 class DecoderSpec(ctypes.Structure):
     """A whole decoder."""
 
     _fields_ = (
         ("layers", ctypes.POINTER(Layer)),
+        ("entry", ctypes.POINTER(Entry)),
         ("embedding", _PTR),
         ("head", Matrix),
         ("final", Norm),
@@ -91,14 +103,18 @@ class Step(ctypes.Structure):
         ("pool_half", _I64),
         ("states", _PTR),
         ("state_layers", _PTR),
+        ("given", _PTR),
+        ("outputs", _PTR),
         ("num_logit_rows", _I32),
         ("num_states", _I32),
+        ("from_target", _I32),
+        ("reserved", _I32),
     )
 
 
 def check_sizes(native: ctypes.CDLL) -> None:
     """Fail where a structure here and in C++ have drifted apart."""
-    mirrored = (Matrix, Norm, Layer, DecoderSpec, Step)
+    mirrored = (Matrix, Norm, Layer, Entry, DecoderSpec, Step)
     sizes = (_I64 * (len(mirrored) + 1))()
     native.conch_sizes(sizes)
     for kind, size in zip(mirrored, sizes):  # noqa: B905 - the last is LIKELIEST

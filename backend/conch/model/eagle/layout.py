@@ -45,6 +45,13 @@ class HeadLayout:
     rope_theta: float
     normed_residual: bool
 
+    def rope_angles(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cosines and sines for so many positions: float32 [count, head_size / 2] each."""
+        half = self.head_size // 2
+        rates = self.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
+        angles = torch.arange(count, dtype=torch.float64)[:, None] * rates
+        return angles.cos().float(), angles.sin().float()
+
 
 class HeadTensors:
     """The tensors of a checkpoint by their short names, whatever the layer is called there.

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 
 from conch.api import ModelSpec
+from conch.model.fused.arena import Arena
 from conch.model.fused.blueprint import Blueprint, LayerPart, MatrixPart, NormPart
 from conch.model.fused.matrices import Matrices, Source, shape_of, stacked
-from conch_kernels.cpu.library import prefer_large_pages
 from conch_kernels.cpu.native import ACTIVATIONS, DecoderSpec, Layer, Matrix, NativeDecoder, Norm
 from conch_kernels.cpu.packing import FORMATS
 from conch_kernels.cpu_attention import AttentionConstants, KvLayout
@@ -122,32 +122,3 @@ class Assembler:
             *(m for layer in plan.layers for m in (layer.qkv, layer.out, layer.up, layer.down)),
         ]
         return sum(Arena.rounded(self._matrices.size(part)) for part in parts)
-
-
-class Arena:
-    """One stretch of memory on large pages, handed out from its beginning.
-
-    Parameters
-    ----------
-    size
-        Bytes, each piece rounded up by `rounded`.
-    """
-
-    _LINE = 64
-    _AHEAD = 1 << 20  # kernels fetch what comes after a matrix, and may do so after the last one
-
-    def __init__(self, size: int) -> None:
-        self._memory = torch.empty(size + self._LINE + self._AHEAD, dtype=torch.uint8)
-        prefer_large_pages(self._memory, in_use=False)
-        self._at = -self._memory.data_ptr() % self._LINE
-
-    @classmethod
-    def rounded(cls, size: int) -> int:
-        """Bytes that a piece of `size` takes."""
-        return -(-size // cls._LINE) * cls._LINE
-
-    def take(self, size: int) -> torch.Tensor:
-        """Hand out the next piece: uint8 [size], at the start of a cache line."""
-        start = self._at
-        self._at += self.rounded(size)
-        return self._memory[start : start + size]
