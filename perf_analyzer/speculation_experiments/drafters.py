@@ -16,8 +16,8 @@ from speculation_experiments import engines
 from speculation_experiments.engines import NONE, Answer
 from speculation_experiments.work import WORKLOADS, Lots
 
-CONCURRENCIES = (1, 16)
-ROUNDS = 3
+ROUNDS = {1: 5, 16: 9}
+"""By concurrency: sixteen streams are soon done, and gain or lose less than a round swings."""
 OUTPUT_TOKENS = 128
 STREAMS = {1: 3, 16: 16}
 Answers = dict[str, dict[str, dict[int, list[Answer]]]]
@@ -26,19 +26,17 @@ Answers = dict[str, dict[str, dict[int, list[Answer]]]]
 def measure(bench: Bench) -> dict[str, Any]:
     """Take turns, round by round, workload by workload; who goes first changes."""
     configs = engines.drafters(bench.model_path)
-    rounds, output = (1, 16) if bench.quick else (ROUNDS, OUTPUT_TOKENS)
+    rounds, output = (dict.fromkeys(ROUNDS, 1), 16) if bench.quick else (ROUNDS, OUTPUT_TOKENS)
     lots = Lots()
-    answers: Answers = {
-        name: {kind: {c: [] for c in CONCURRENCIES} for kind in WORKLOADS} for name in configs
-    }
-    total = (rounds + 1) * len(WORKLOADS) * len(CONCURRENCIES) * len(configs)
+    answers: Answers = {name: {kind: {c: [] for c in ROUNDS} for kind in WORKLOADS} for name in configs}
+    total = sum(count + 1 for count in rounds.values()) * len(WORKLOADS) * len(configs)
     with contextlib.ExitStack() as stack, bench.steps("drafters, back-off on", total) as done:
         workers = {
             name: stack.enter_context(engines.engine(bench, config)) for name, config in configs.items()
         }
-        for number in range(rounds + 1):
+        for number in range(max(rounds.values()) + 1):
             for workload in WORKLOADS:
-                for at_once in CONCURRENCIES:
+                for at_once in (size for size, most in rounds.items() if number <= most):
                     count = at_once if bench.quick else STREAMS[at_once]
                     question = {**lots.draw(workload, count), "at_once": at_once, "max_tokens": output}
                     found = {}

@@ -110,7 +110,7 @@ class BackOff:
             due = self._probing.is_due()
             return self._probe(request_ids, rooms) if due else [0] * len(rooms)
         if not self._awake:
-            self._probing = Probing()
+            self._probing.rest()
         self._awake += 1
         self._unrested += 1
         if self._unrested >= _REST_EVERY and gain < _CLOSE:

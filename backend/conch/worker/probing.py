@@ -15,13 +15,19 @@ class Probing:
 
     What a probe will cost is taken from what the last one has cost, in proportion to the steps between, up to
     a bound: a draft model has to catch up with what it has missed, but one probe may just have been held up.
+    Only the very first has nothing to go by.
     """
 
     def __init__(self) -> None:
+        self._last_s: float | None = None
+        self._spent_s = self._worked_s = 0.0
+        self.rest()
+
+    def rest(self) -> None:
+        """Begin anew, as often as at first, once drafts have paid; what probes have cost is not forgotten."""
         self._idle = 0
         self._next = _FIRST
         self._last = self._gap = 0
-        self._last_s = self._spent_s = self._worked_s = 0.0
         self.is_under_way = False
 
     @property
@@ -49,7 +55,8 @@ class Probing:
         self.is_under_way = False
 
     def _fits(self) -> bool:
-        if not self._gap:
+        if self._last_s is None:
             return True
-        expected_s = self._last_s * min(_MOST_MORE, (self._idle - self._last) / self._gap)
+        more = (self._idle - self._last) / self._gap if self._gap else 1.0
+        expected_s = self._last_s * min(_MOST_MORE, more)
         return self._spent_s + expected_s <= _SHARE * self._worked_s

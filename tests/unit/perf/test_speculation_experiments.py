@@ -20,7 +20,7 @@ def test_no_head_was_trained_on_what_is_served():
 
 def test_nothing_is_served_twice_and_there_is_enough():
     lots, seen = Lots(), []
-    most = (drafters.ROUNDS + 1) * sum(drafters.STREAMS.values())
+    most = sum((rounds + 1) * drafters.STREAMS[size] for size, rounds in drafters.ROUNDS.items())
     assert most >= 4 + batch_and_k.ROUNDS * sum(batch_and_k.STREAMS.values())
     for _ in range(most):
         seen += lots.draw("chat", 1)["chats"]

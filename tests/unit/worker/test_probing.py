@@ -38,3 +38,19 @@ def test_what_has_to_catch_up_for_long_is_not_probed_for_ever():
     """A draft model computes all that it has missed: each probe costs in proportion to the gap before it."""
     found = probed(lambda gap: 0.1 * STEP_S * gap)
     assert 1 <= len(found) <= 3
+
+
+def test_what_probes_cost_is_remembered_where_drafts_pay_now_and_then():
+    """Phases in which drafts pay come and go; each time the draft model is far behind."""
+    probing, probes, worked_s = Probing(), 0, 0.0
+    for _ in range(50):
+        for _ in range(30):
+            probing.work(STEP_S)
+            worked_s += STEP_S
+            if probing.is_due():
+                probing.spend(10 * STEP_S)
+                probes += 1
+        probing.rest()
+        assert not probing.is_idle and not probing.is_under_way
+    assert probes > 1
+    assert (probes - 1) * 10 * STEP_S < 0.02 * worked_s, "all but the first are foreseen"
