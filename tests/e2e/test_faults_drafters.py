@@ -13,13 +13,13 @@ from transformers import AutoTokenizer
 
 from conch.host.serving.repository import ModelEntry, write_model
 from support.drafters import DRAFTERS, KNOWING, drafters, target
-from support.fault_checks import FRONTS, GREEDY, body
+from support.fault_checks import FRONTS, GREEDY, FaultServer, body
+from support.fault_models import checkpoints
 from support.server import RunningServer, wait_until
 from support.wire import Answer, ServedModel
 
 pytestmark = pytest.mark.e2e
 
-PLAIN = "plain"
 SETTINGS = {"dtype": "float32", "num_threads": 1, "seed": 1, "kv_cache_memory_bytes": 16 << 20}
 PROMPT = "the dog is a dog and the dog is a dog and"
 TOKENS = 64
@@ -29,7 +29,6 @@ VOCAB = 320
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("drafters")
-    write_model(folder / "models", ModelEntry(PLAIN, {"model": target(), **SETTINGS}))
     for name, speculative in drafters().items():
         said = {key: value for key, value in msgspec.to_builtins(speculative).items() if value is not None}
         own = {"model": target(), **SETTINGS, "speculative_config": said}
@@ -54,9 +53,10 @@ def readable() -> dict[str, float]:
 
 
 @pytest.fixture(scope="module")
-def free(server: RunningServer) -> Answer:
+def free(faults: FaultServer) -> Answer:
     """What the model writes if nothing stops it, without drafts."""
-    return ServedModel(server, PLAIN).stream(asked({}))
+    assert checkpoints()["tiny"] == target()
+    return faults.model("tiny").stream(asked({}))
 
 
 @pytest.fixture(params=DRAFTERS)

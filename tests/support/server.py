@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -93,7 +94,7 @@ class RunningServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop()
+        self.end()
 
     def launch(self) -> None:
         """Start without waiting."""
@@ -114,6 +115,14 @@ class RunningServer:
         except subprocess.TimeoutExpired:
             self.process.kill()
             return self.process.wait()
+
+    def end(self, timeout_s: float = 30.0) -> None:
+        """Stop in haste: a server that is told again and again waits for nothing."""
+        deadline = time.monotonic() + timeout_s
+        while self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM if time.monotonic() < deadline else signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(0.2)
 
     def is_ready(self) -> bool:
         """Whether the server says that it and all its models are."""

@@ -2,9 +2,11 @@
 
 import argparse
 
-from conch.engine.environment import settle_environment
+from conch.engine.environment import die_with_parent, import_what_is_needed, settle_environment
 
-settle_environment()  # before anything imports torch
+die_with_parent()  # which may happen while torch is imported
+settle_environment()
+import_what_is_needed()
 
 from conch.engine.process import main  # noqa: E402
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import os
 import signal
@@ -27,13 +26,6 @@ from conch.engine.protocol import (
 )
 
 STATS_PERIOD_S = 0.05
-_PR_SET_PDEATHSIG = 1
-
-
-def die_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it dies (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def serve(end: EngineEnd) -> int:
@@ -67,7 +59,7 @@ def _give_up(end: EngineEnd, reason: str) -> NoReturn:
 
 
 def _set_aside_what_stays() -> None:
-    """Keep the collector from going through a million objects of torch and transformers: that takes 0.2 s."""
+    """Keep the collector from the model and its plugins, as it is kept from what is imported."""
     gc.collect()
     gc.freeze()
 
@@ -118,7 +110,6 @@ def main(fd: int) -> None:
     """Serve on an inherited socket, and end the process."""
     from multiprocessing.connection import Connection
 
-    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the host decides
     _end_process(serve(EngineEnd(Connection(fd))))
 

@@ -7,7 +7,6 @@ With ``--fd N`` on an inherited socket; with ``--host`` and ``--port`` from an e
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import queue
 import signal
@@ -20,7 +19,7 @@ import msgspec
 
 from conch.api.errors import ConchError
 from conch.api.mesh import RankJoined, RankNews, RankOrder, RankReady
-from conch.engine.environment import settle_environment
+from conch.engine.environment import die_with_parent, import_what_is_needed, settle_environment
 from conch.engine.mesh.joining import Application, JoinError, NoEngineError
 from conch.engine.mesh.line import Line, receive_message
 from conch.engine.mesh.meeting import Meeting, Note
@@ -97,6 +96,7 @@ def serve(end: RankEnd) -> int:
 
 
 def _join(end: RankEnd) -> FollowingWorker:
+    import_what_is_needed()
     from conch.engine.build import build_follower
 
     end.send(RankJoined())
@@ -146,7 +146,7 @@ def _inherited(fd: int) -> RankEnd:
 
 def _from_elsewhere(options: argparse.Namespace) -> RankEnd:
     secret = read_secret(options.token_file)
-    importlib.import_module("conch.engine.build")  # takes seconds, in which the engine would wait
+    import_what_is_needed()  # takes seconds, in which the engine would wait
 
     application = Application(options.host, options.port, options.rank, options.world_size, options.wait)
     sock, start = application.join(secret)
@@ -164,8 +164,6 @@ def _from_elsewhere(options: argparse.Namespace) -> RankEnd:
 
 def main() -> None:
     """Serve, and end the process at once."""
-    from conch.engine.process import die_with_parent
-
     options = _parser().parse_args()
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; rank 0 decides

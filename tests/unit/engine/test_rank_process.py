@@ -25,7 +25,7 @@ def status(monkeypatch):
         return ended.value.code
 
     monkeypatch.setattr(rank, "end_process", end_process)
-    monkeypatch.setattr("conch.engine.process.die_with_parent", lambda: None)
+    monkeypatch.setattr("conch.engine.rank.die_with_parent", lambda: None)
     monkeypatch.setattr(rank.signal, "signal", lambda number, handler: None)
     return run
 

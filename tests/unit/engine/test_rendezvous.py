@@ -20,6 +20,7 @@ from conch.engine.mesh.losses import Losses
 from conch.engine.mesh.meeting import Meeting
 from conch.engine.mesh.rendezvous import RefusedError, Rendezvous, SeatRequest, seat_wanted
 from conch.engine.mesh.secret import TOKEN_VARIABLE, WrongSecretError, prove_engine, prove_rank, read_secret
+from support.server import wait_until
 
 SECRET = b"a secret that is long enough"
 
@@ -46,6 +47,10 @@ class Door:
     def ask(self, rank=None, world_size=None, wait_s=10.0, secret=SECRET):
         return Application("127.0.0.1", self.port, rank, world_size, wait_s).join(secret)
 
+    def is_shut(self):
+        with socket.socket() as late:
+            return late.connect_ex(("127.0.0.1", self.port)) != 0
+
     def close(self):
         for link in self.links:
             link.end(0.1)
@@ -68,8 +73,7 @@ def test_any_rank_takes_the_first_seat_and_a_named_one_its_own(door):
         send_message(end, msgspec.msgpack.encode(RankJoined()))
         assert link.receive(10.0) == RankJoined()
         assert "of 127.0.0.1" in link.whence
-    with socket.socket() as late:
-        assert late.connect_ex(("127.0.0.1", door.port)) != 0, "somebody listens for nobody"
+    wait_until(door.is_shut, 10, "end of listening for nobody")
     for end in (sock, second):
         end.close()
 
