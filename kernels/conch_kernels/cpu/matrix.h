@@ -64,12 +64,19 @@ struct Cut {
         blocks = ceil_div(rows, BLOCK_ROWS);
         block_rows = round_up(ceil_div(rows, blocks), blocks > 1 ? MAX_ROWS : 1);
         blocks = ceil_div(rows, block_rows);
-        int wanted = members == 1 ? 1 : ceil_div(8 * members, blocks);  // items enough to even out the members
-        run = ceil_div(panels, wanted);
+        const int wanted = members == 1 ? 1 : ceil_div(8 * members, blocks);
+        const int longest = ceil_div(panels, wanted);  // items enough for members that are held up
+        run = longest;
+        for (int shorter = longest - 1; shorter && rows > MAX_ROWS; shorter--)  // fewer rows wait for memory
+            if (share(shorter, members) < share(run, members)) run = shorter;
         runs = ceil_div(panels, run);
     }
     int items() const { return blocks * runs; }
     int first_panel(int item) const { return item % runs * run; }
+
+   private:
+    // The most panels that a member takes where all are as fast: a product of few runs is as slow as its last ones.
+    int share(int run, int members) const { return ceil_div(blocks * ceil_div(panels, run), members) * run; }
 };
 
 // Where a member will most likely read on when it is through with an item of a product, so that it can fetch that:
