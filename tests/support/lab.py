@@ -119,7 +119,8 @@ class Lab:
     def assert_alive(self, model: ServedModel, before: Pids) -> None:
         """ALIVE."""
         assert self.server.is_ready() and self.server.is_model_ready(model.name)
-        assert self.pids() == before, "a process was replaced"
+        now = self.pids()
+        assert now == before, f"a process was replaced: {before}, now {now}"
         began = time.monotonic()
         self.assert_canary(model)
         assert time.monotonic() - began < 10
