@@ -250,5 +250,6 @@ def test_two_hundred_answers_are_right(drafter, at_once):
         answers = staggered(engine, prompts, budgets, at_once)
         stats = engine.stats()
     same.check_all(prompts, budgets, answers)
-    assert stats.drafts > 1000 and stats.kv_blocks_used == 0
+    least = 500 if drafter == "short" else 1000  # what it cannot see any more it does not draft for
+    assert stats.drafts > least and stats.kv_blocks_used == 0
     assert (stats.drafts_accepted > 500) == (drafter in KNOWING)
