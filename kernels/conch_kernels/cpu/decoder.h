@@ -187,12 +187,11 @@ class Decoder {
     // Begins the stream; returns what the first layer reads.
     Left<E> enter(Team& team, const Step& step, Own<E>& own) {
         const Layer& first = layers_.front();
-        if (!spec_.entry) {
+        if (spec_.entry) {
+            const Left<E> joined = entrance_.join(team, step, space_.stream.data(), first.qkv, own.later);
+            if (joined.count) return joined;
+        } else {
             embed(team, step);
-        } else if (const Left<E> joined =
-                       entrance_.join(team, step, space_.stream.data(), first.qkv, own.later);
-                   joined.count) {
-            return joined;
         }
         return settle(team, step.rows.tokens, Norm{}, first.attention_in, own);
     }
@@ -308,21 +307,6 @@ class Decoder {
     }
 
     // -- what becomes of a product: values [rows][PANEL] of columns `column` and on -----------------------------
-
-    static F32 biased(const Matrix& weight, const float* values, int column) {
-        F32 x = load(values);
-        return weight.bias ? x + load(weight.bias + column) : x;
-    }
-
-    static auto keep(const Matrix& weight, float* data) {
-        return [&weight, data](int first, int rows, int column, const float* values) {
-            const int width = std::min(PANEL, weight.columns - column);
-            for (int row = 0; row < rows; row++)
-                for (int i = 0; i < width; i += LANES)
-                    store(data + ptrdiff_t(first + row) * weight.columns + column + i,
-                          biased(weight, values + row * PANEL + i, column + i));
-        };
-    }
 
     auto add(const Matrix& weight, const Norm& norm) {
         float* target = norm.weight ? space_.block.data() : space_.stream.data();

@@ -30,8 +30,7 @@ class Entrance {
             fuse(team, pair(team, step), stream, after, later);
             return {};
         }
-        if (step.from_target)
-            fuse(team, narrow(team, step), stream, after, later);
+        if (step.from_target) fuse(team, narrow(team, step), stream, after, later);
         normalise_both(team, step, stream);
         return {joined_.data(), 2 * spec_.hidden, step.rows.tokens};
     }
@@ -63,14 +62,7 @@ class Entrance {
 
     void fuse(Team& team, Left<E> left, float* stream, const Matrix& after, KvAhead& later) {
         const Matrix& weight = spec_.entry->fusing;
-        multiply<E>(team, left, weight, after, later, [&, stream](int first, int rows, int column, const float* values) {
-            for (int row = 0; row < rows; row++)
-                for (int i = 0; i < std::min(PANEL, weight.columns - column); i += LANES) {
-                    F32 x = load(values + row * PANEL + i);
-                    if (weight.bias) x += load(weight.bias + column + i);
-                    store(stream + ptrdiff_t(first + row) * weight.columns + column + i, x);
-                }
-        });
+        multiply<E>(team, left, weight, after, later, keep(weight, stream));
     }
 
     // The embedding and the state, side by side, each normalised. The state is in the stream, or yet to come into it.

@@ -113,4 +113,22 @@ void multiply(Team& team, Left<E> left, const Matrix& weight, const Matrix& afte
     });
 }
 
+// -- what becomes of a product: values [rows][PANEL] of columns `column` and on
+
+inline F32 biased(const Matrix& weight, const float* values, int column) {
+    F32 x = load(values);
+    return weight.bias ? x + load(weight.bias + column) : x;
+}
+
+// Keeps it in data [rows, columns]; columns are a multiple of LANES.
+inline auto keep(const Matrix& weight, float* data) {
+    return [&weight, data](int first, int rows, int column, const float* values) {
+        const int width = std::min(PANEL, weight.columns - column);
+        for (int row = 0; row < rows; row++)
+            for (int i = 0; i < width; i += LANES)
+                store(data + ptrdiff_t(first + row) * weight.columns + column + i,
+                      biased(weight, values + row * PANEL + i, column + i));
+    };
+}
+
 }  // namespace conch

@@ -106,6 +106,7 @@ def built(kernel_name, folder, **changes):
     """Return a head of the make that goes with the kernel, its kernel and its weights."""
     prepared, build = parts(kernel_name, **changes)
     layout, weights = read_head(folder, prepared.description)
+    assert (layout.heads, layout.kv_heads) == (HEADS, KV_HEADS)
     spec = head_spec(layout, prepared.spec)
     kernel = build(spec)
     head = build_head(layout, weights, kernel, spec)
@@ -153,12 +154,12 @@ def test_a_fused_head_is_the_plain_one(layout):
     """A prompt in two chunks, one without logits, then two slots of the head's own outputs."""
     tensors, config = LAYOUTS[layout]
     folder = write_head(tensors(), config)
-    both = [(*built(name, folder)[:2], name) for name in ("cpu", "torch")]
     torch.manual_seed(9)
     states = torch.randn(len(TOKENS), 1 if layout == "EAGLE-1" else 2, HIDDEN)
     found = []
     with torch.inference_mode():
-        for head, kernel, _ in both:
+        for kernel_name in ("cpu", "torch"):
+            head, kernel, _ = built(kernel_name, folder)
             kv = pools(kernel, 1)
             empty = drafted(head, kernel, states[:5], batch(0, 5, TOKENS[:5], []), kv)
             assert len(empty.outputs) == len(empty.logits) == 0

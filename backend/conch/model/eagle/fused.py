@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 
 import torch
 
@@ -13,10 +12,11 @@ from conch.model.eagle.layout import HeadLayout
 from conch.model.eagle.parts import HeadWeights
 from conch.model.eagle.slots import DraftVocabulary, Given, Slots
 from conch.model.fused.arena import Arena
-from conch_kernels.cpu.library import Team, prefer_large_pages
-from conch_kernels.cpu.native import DecoderSpec, Entry, Layer, Matrix, NativeDecoder, Norm, Step
+from conch.model.fused.steps import NativeSteps
+from conch_kernels.cpu.library import Team
+from conch_kernels.cpu.native import DecoderSpec, Entry, Layer, Matrix, NativeDecoder, Norm
 from conch_kernels.cpu.packing import FORMATS, interleave, pack, packed_bytes
-from conch_kernels.cpu_attention import LANES, AttentionConstants, NativeAttention, NativePlan
+from conch_kernels.cpu_attention import LANES, AttentionConstants, NativeAttention
 
 
 def can_fuse(layout: HeadLayout, weights: HeadWeights) -> bool:
@@ -26,46 +26,23 @@ def can_fuse(layout: HeadLayout, weights: HeadWeights) -> bool:
 
 
 class FusedHead:
-    """`conch.model.eagle.head.EagleHead` in native code.
-
-    Parameters
-    ----------
-    layout, weights
-        The head.
-    kernel
-        Its attention.
-    spec
-        The head as a model of one layer.
-    """
+    """`conch.model.eagle.head.EagleHead` in native code, built as `build_head` there says."""
 
     def __init__(
         self, layout: HeadLayout, weights: HeadWeights, kernel: NativeAttention, spec: ModelSpec
     ) -> None:
         self._native = _Packer(layout, weights, kernel.team).pack(kernel, spec)
         self._vocabulary = DraftVocabulary(weights.drafted, weights.embedding.shape[0])
-        self._pools: Sequence[torch.Tensor] = ()
+        self._steps = NativeSteps()
 
     def run(self, batch: StepBatch, given: Given, step: PagedStep) -> Slots:
         """Compute the KV of all slots, and the rest of those that `batch.logit_rows` names."""
-        plan, (pool,) = step.plan, step.pools
-        assert isinstance(plan, NativePlan), "a fused head is only built for a native attention kernel"
-        if step.pools is not self._pools:
-            prefer_large_pages(pool, in_use=True)
-            self._pools = step.pools
-        values, pools = given.values.contiguous(), ctypes.c_void_p(pool.data_ptr())
+        team, native_step = self._steps.begin(batch, step)
+        given_values = given.values.contiguous()
         outputs = torch.empty(batch.logit_rows.shape[0], self._native.hidden)
-        native_step = Step(
-            rows=plan.rows,
-            input_ids=batch.input_ids.data_ptr(),
-            logit_rows=batch.logit_rows.data_ptr(),
-            pools=ctypes.addressof(pools),
-            pool_half=pool.stride(0) * pool.element_size(),
-            given=values.data_ptr(),
-            outputs=outputs.data_ptr(),
-            num_logit_rows=len(outputs),
-            from_target=given.from_target,
-        )
-        logits, _ = self._native.run(plan.team, native_step)
+        native_step.given, native_step.from_target = given_values.data_ptr(), given.from_target
+        native_step.outputs = outputs.data_ptr()
+        logits, _ = self._native.run(team, native_step)
         return Slots(outputs, self._vocabulary.spread(logits))
 
 
@@ -77,7 +54,6 @@ class _Packer:
         matrices = (weights.fusing, weights.qkv, weights.out, weights.up, weights.down, weights.logits)
         sizes = [packed_bytes(len(matrix), matrix.shape[1], matrix.dtype) for matrix in matrices]
         self._arena = Arena(sum(map(Arena.rounded, sizes)))
-        self._kept: list[object] = [self._arena]
 
     def pack(self, kernel: NativeAttention, spec: ModelSpec) -> NativeDecoder:
         layout, weights = self._layout, self._weights
@@ -96,13 +72,13 @@ class _Packer:
             up=self._matrix(interleave(weights.up)),
             down=self._matrix(weights.down),
             attention=AttentionConstants(scale=layout.head_size**-0.5, softcap=0.0, sinks=None),
-            rope=self._keep(rope),
+            rope=self._arena.keep(rope),
             window=spec.attention.windows[0] or 0,
         )
         decoder = DecoderSpec(
             layers=ctypes.pointer(layer),
             entry=ctypes.pointer(entry),
-            embedding=self._keep(weights.embedding),
+            embedding=self._arena.keep(weights.embedding),
             head=self._matrix(weights.logits),
             final=self._norm(weights.last_norm),
             num_layers=1,
@@ -118,7 +94,7 @@ class _Packer:
             logit_scale=1.0,
             kv=kernel.layout,
         )
-        return NativeDecoder(decoder, [*self._kept, layer, entry])
+        return NativeDecoder(decoder, [layer, entry, self._arena])
 
     def _matrix(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Matrix:
         columns, depth = weight.shape
@@ -126,17 +102,11 @@ class _Packer:
         pack(weight, room, self._team)
         return Matrix(
             panels=room.data_ptr(),
-            bias=None if bias is None else self._keep(bias.float()),
+            bias=None if bias is None else self._arena.keep(bias.float()),
             depth=depth,
             columns=columns,
             format=FORMATS[weight.dtype],
         )
 
     def _norm(self, weight: torch.Tensor | None) -> Norm:
-        return Norm() if weight is None else Norm(weight=self._keep(weight), eps=self._layout.eps)
-
-    def _keep(self, tensor: torch.Tensor) -> int:
-        """Hold on to a tensor; returns its address."""
-        tensor = tensor.contiguous()
-        self._kept.append(tensor)
-        return tensor.data_ptr()
+        return Norm() if weight is None else Norm(weight=self._arena.keep(weight), eps=self._layout.eps)

@@ -13,17 +13,7 @@ from conch.model.eagle.slots import DraftVocabulary, Given, Slots
 
 
 class PlainHead:
-    """`conch.model.eagle.head.EagleHead` for any kernel and device.
-
-    Parameters
-    ----------
-    layout, weights
-        The head.
-    kernel
-        Its attention.
-    spec
-        The head as a model of one layer.
-    """
+    """`conch.model.eagle.head.EagleHead` for any kernel and device, built as `build_head` there says."""
 
     def __init__(
         self, layout: HeadLayout, weights: HeadWeights, kernel: AttentionKernel, spec: ModelSpec

@@ -8,7 +8,7 @@ from conch_kernels.cpu.library import prefer_large_pages
 
 
 class Arena:
-    """One stretch of memory on large pages, handed out from its beginning.
+    """One stretch of memory on large pages, handed out from its beginning; also holds what lies elsewhere.
 
     Parameters
     ----------
@@ -23,6 +23,7 @@ class Arena:
         self._memory = torch.empty(size + self._LINE + self._AHEAD, dtype=torch.uint8)
         prefer_large_pages(self._memory, in_use=False)
         self._at = -self._memory.data_ptr() % self._LINE
+        self._kept: list[torch.Tensor] = []
 
     @classmethod
     def rounded(cls, size: int) -> int:
@@ -34,3 +35,9 @@ class Arena:
         start = self._at
         self._at += self.rounded(size)
         return self._memory[start : start + size]
+
+    def keep(self, tensor: torch.Tensor) -> int:
+        """Hold on to a tensor that lies elsewhere; returns its address."""
+        tensor = tensor.contiguous()
+        self._kept.append(tensor)
+        return tensor.data_ptr()

@@ -33,13 +33,12 @@ class Assembler:
     def __init__(self, blueprint: Blueprint, spec: ModelSpec, source: Source, matrices: Matrices) -> None:
         self._blueprint, self._spec, self._source, self._matrices = blueprint, spec, source, matrices
         self._dtype: torch.dtype = getattr(torch, spec.attention.dtype)
-        self._kept: list[object] = []
         self._arena = Arena(self._total_bytes())
 
     def assemble(self, progress: Callable[[float], None]) -> NativeDecoder:
         """Pack all weights; `progress` is told the share that is done."""
         plan, attention = self._blueprint, self._spec.attention
-        tables = {name: self._keep(table) for name, table in plan.rope_tables.items()}
+        tables = {name: self._arena.keep(table) for name, table in plan.rope_tables.items()}
         layers = (Layer * len(plan.layers))()
         for index, part in enumerate(plan.layers):
             layers[index] = self._layer(part, tables)
@@ -47,7 +46,7 @@ class Assembler:
         tied = plan.embedding == plan.head.weights[0]
         spec = DecoderSpec(
             layers=layers,
-            embedding=None if tied else self._keep(self._source.dense(plan.embedding).to(self._dtype)),
+            embedding=None if tied else self._arena.keep(self._source.dense(plan.embedding).to(self._dtype)),
             head=self._matrix(plan.head),
             final=self._norm(plan.final),
             num_layers=len(plan.layers),
@@ -73,7 +72,7 @@ class Assembler:
             ),
         )
         progress(1.0)
-        return NativeDecoder(spec, [*self._kept, layers, self._arena])
+        return NativeDecoder(spec, [layers, self._arena])
 
     def _layer(self, part: LayerPart, tables: dict[str, int]) -> Layer:
         return Layer(
@@ -98,22 +97,16 @@ class Assembler:
         layout = self._matrices.write(part, room)
         bias = None
         if part.biases:
-            bias = self._keep(stacked(part, [self._source.dense(name).float() for name in part.biases]))
+            bias = self._arena.keep(stacked(part, [self._source.dense(name).float() for name in part.biases]))
         return Matrix(panels=room.data_ptr(), bias=bias, depth=depth, columns=columns, format=layout)
 
     def _norm(self, part: NormPart | None) -> Norm:
         if part is None:
             return Norm()
         return Norm(
-            weight=self._keep(self._source.dense(part.weight).float() + part.offset),
+            weight=self._arena.keep(self._source.dense(part.weight).float() + part.offset),
             eps=part.eps,
         )
-
-    def _keep(self, tensor: torch.Tensor) -> int:
-        """Hold on to a tensor; returns its address."""
-        tensor = tensor.contiguous()
-        self._kept.append(tensor)
-        return tensor.data_ptr()
 
     def _total_bytes(self) -> int:
         plan = self._blueprint

@@ -9,11 +9,10 @@ import torch
 
 from conch.api import StepBatch
 from conch.model.attention import PagedStep
+from conch.model.fused.steps import NativeSteps
 from conch.model.logits import Logits
 from conch.model.states import KeptStates
-from conch_kernels.cpu.library import prefer_large_pages
 from conch_kernels.cpu.native import NativeDecoder, Step
-from conch_kernels.cpu_attention import NativePlan
 
 
 class FusedDecoder:
@@ -27,31 +26,16 @@ class FusedDecoder:
 
     def __init__(self, native: NativeDecoder) -> None:
         self._native = native
-        self._pools: Sequence[torch.Tensor] = ()
-        self._addresses = (ctypes.c_void_p * 0)()
+        self._steps = NativeSteps()
         self._states: KeptStates | None = None
         self._state_layers = (ctypes.c_int32 * 0)()
 
     def logits(self, batch: StepBatch, step: PagedStep) -> Logits:
         """Run the step and return the logits of its `logit_rows`."""
-        plan = step.plan
-        assert isinstance(plan, NativePlan), "a fused decoder is only loaded for a native attention kernel"
-        if step.pools is not self._pools:
-            for pool in step.pools:
-                prefer_large_pages(pool, in_use=True)
-            self._pools = step.pools
-            self._addresses = (ctypes.c_void_p * len(step.pools))(*(pool.data_ptr() for pool in step.pools))
-        native_step = Step(
-            rows=plan.rows,
-            input_ids=batch.input_ids.data_ptr(),
-            logit_rows=batch.logit_rows.data_ptr(),
-            pools=ctypes.addressof(self._addresses),
-            pool_half=step.pools[0].stride(0) * step.pools[0].element_size(),
-            num_logit_rows=batch.logit_rows.shape[0],
-        )
+        team, native_step = self._steps.begin(batch, step)
         if self._states is not None:
             self._make_room(self._states, native_step, batch.input_ids.shape[0])
-        values, likeliest = self._native.run(plan.team, native_step)
+        values, likeliest = self._native.run(team, native_step)
         return Logits(values, likeliest["column"], likeliest["value"])
 
     def keep_states(self, layers: Sequence[int]) -> KeptStates:
