@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from support.fault_checks import body
@@ -30,6 +31,9 @@ def test_the_head_drafts_for_its_model(server_log: Path):
             assert answer.error is None and answer.num_output == TOKENS
         wait_until(lambda: model.metric("spec_decode_num_drafts_total") > 0, 5, "drafts")
         drafts = model.metric("spec_decode_num_drafts_total")
+        drafted = model.metric("spec_decode_num_draft_tokens_total")
         accepted = model.metric("spec_decode_num_accepted_tokens_total")
     assert drafts > 20
-    assert accepted / drafts > 0.5 * sum(recipe["hit_rates"][:3]), "far worse than in its exam"
+    right = np.cumsum([0.0, *recipe["hit_rates"][:3]])  # of none to three: back-off may draft fewer
+    expected = np.interp(drafted / drafts, range(4), right)
+    assert accepted / drafts > 0.5 * expected, "far worse than in its exam"
