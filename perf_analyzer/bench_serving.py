@@ -19,6 +19,8 @@ EXPERIMENTS = (
 HEADLINE = {
     "triton_over_bare_c16": "tokens/s through Triton over the engine in process, 16 at a time",
     "triton_in_pieces_over_bare_c16": "the same with stream_interval 4",
+    "host_over_bare_host_c16": "served tokens/s over those behind the barest host, 16 streams",
+    "host_adds_ms_c1": "milliseconds that conch's host adds to the time of a token, one stream",
     "triton_adds_ms_c1": "milliseconds that Triton adds to the time of a token, one stream",
     "continuous_over_static": "tokens/s over transformers.generate, padded batches of the same size",
     "itl_p99_chunked_over_quiet": "decode p99 ITL while a 4,000-token prompt arrives, over quiet",

@@ -169,7 +169,9 @@ class NativePlan:
         """Made when the operation asks for it: a fused decoder plans for itself."""
         heads, layout = self._shape
         return _PTR(
-            self._native.conch_attention_plans_new(ctypes.byref(self.rows), ctypes.byref(layout), heads)
+            self._native.conch_attention_plans_new(
+                self._attention, ctypes.byref(self.rows), ctypes.byref(layout), heads
+            )
         )
 
     def tasks(self, window: int | None) -> tuple[int, int]:

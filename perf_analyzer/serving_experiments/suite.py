@@ -121,11 +121,10 @@ def title_of(outcome: Outcome, title: str) -> str:
 def _make_bench(arguments: argparse.Namespace, progress: Progress) -> Bench:
     """Settle what is measured."""
     default_command = f"{Path(sys.executable).parent / 'conch'} serve"
-    command = shlex.split(arguments.serve_command or default_command)
-    if arguments.model:
-        command += ["--model", arguments.model]
+    program = shlex.split(arguments.serve_command or default_command)
     return Bench(
-        serve_command=tuple(command),
+        program=tuple(program),
+        serve_command=(*program, *(["--model", arguments.model] if arguments.model else [])),
         model_path=arguments.model or DEMO_MODEL,
         progress=progress,
         dtype=arguments.dtype,

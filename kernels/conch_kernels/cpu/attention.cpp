@@ -7,11 +7,11 @@
 
 namespace conch {
 
-AttentionPlan::AttentionPlan(const Rows& rows, const KvLayout& layout, int heads, int window)
+AttentionPlan::AttentionPlan(const Rows& rows, const KvLayout& layout, int heads, int window, int members)
     : layout(layout), heads(heads), window(window) {
     for (int row = 0; row < rows.rows; row++) add_row(rows, row);
     share_out_keys();
-    std::stable_sort(tasks_.begin(), tasks_.end(), [](const Task& a, const Task& b) { return a.cost() > b.cost(); });
+    deal(members);
 }
 
 // Cuts a row into tiles of TILE_ROWS pairs of a query and a head. The heads of a group share what is read of KV.
@@ -73,6 +73,22 @@ void AttentionPlan::share_out_keys() {
     parts_.reset(new float[floats]);
 }
 
+// Cuts the tasks, which are in the order of their rows, into shares of equal cost.
+void AttentionPlan::deal(int members) {
+    int64_t total = 0, before = 0;
+    for (const Task& task : tasks_) total += task.cost();
+    shares_.assign(1, 0);
+    for (int i = 0; i < int(tasks_.size()); i++) {
+        const int64_t middle = before + tasks_[i].cost() / 2;
+        while (middle * members >= total * int64_t(shares_.size())) shares_.push_back(i);
+        before += tasks_[i].cost();
+    }
+    shares_.resize(members + 1, int(tasks_.size()));
+    for (int member = 0; member < members; member++)
+        std::stable_sort(tasks_.begin() + shares_[member], tasks_.begin() + shares_[member + 1],
+                         [](const Task& a, const Task& b) { return a.cost() > b.cost(); });
+}
+
 namespace {
 
 // KV kept as elements of what is computed with, or as int8.
@@ -86,14 +102,14 @@ class KvKeptAs : public KvCache<E> {
                      keys + head * layout.key_size, values + head * layout.value_size);
     }
 
-    void attend(Team& team, const AttentionPlan& plan, const AttentionConstants& constants, const Pool& pool,
+    void attend(Crew all, const AttentionPlan& plan, const AttentionConstants& constants, const Pool& pool,
                 Heads<E> query, E* out, AttentionScratch& scratch) const override {
         const std::vector<Task>& tasks = plan.tasks();
         const int count = int(tasks.size());
         const auto *keys = static_cast<const Stored*>(pool.keys), *values = static_cast<const Stored*>(pool.values);
         scratch.fit<E, Stored>(plan);
-        team.each(count, [&](int item) {
-            const Task& next = tasks[std::min(item + team.size(), count - 1)];
+        all.team.each_of(all.member, plan.shares().data(), [&](int item) {
+            const Task& next = tasks[std::min(item + 1, count - 1)];
             Tile<E, Stored>(plan, tasks[item], constants, keys, values, scratch).go(query, next, out);
         });
     }
@@ -158,7 +174,8 @@ void run(AttentionOp& op, AttentionPlans& plans, const AttentionCall& call) {
         });
         const Heads<E> query = {static_cast<const E*>(call.query), call.query_token, call.query_head};
         kv_cache<E>(plan.layout)
-            .attend(op.team, plan, call.constants, call.pool, query, static_cast<E*>(call.out), op.scratches[member]);
+            .attend(Crew{op.team, member}, plan, call.constants, call.pool, query, static_cast<E*>(call.out),
+                    op.scratches[member]);
     });
 }
 
@@ -177,8 +194,9 @@ EXPORT AttentionOp* conch_attention_new(Team* team) { return new AttentionOp(*te
 
 EXPORT void conch_attention_free(AttentionOp* op) { delete op; }
 
-EXPORT AttentionPlans* conch_attention_plans_new(const Rows* rows, const KvLayout* layout, int heads) {
-    return new AttentionPlans(*rows, *layout, heads);
+EXPORT AttentionPlans* conch_attention_plans_new(const AttentionOp* op, const Rows* rows, const KvLayout* layout,
+                                                 int heads) {
+    return new AttentionPlans(*rows, *layout, heads, op->team.size());
 }
 
 EXPORT void conch_attention_plans_free(AttentionPlans* plans) { delete plans; }

@@ -17,9 +17,9 @@ class KvCache {
                        const float* values) const = 0;
 
     // out [tokens][heads][value size] = attention of all queries of the plan. The keys and values of this step's
-    // tokens are in the pool already. To be called by all members of the team, each with a scratch of its own;
-    // contains one `team.each`, and returns when all is done.
-    virtual void attend(Team& team, const AttentionPlan& plan, const AttentionConstants& constants, const Pool& pool,
+    // tokens are in the pool already. To be called by all members of the team that the plan is for, each with a scratch
+    // of its own; returns when all is done.
+    virtual void attend(Crew all, const AttentionPlan& plan, const AttentionConstants& constants, const Pool& pool,
                         Heads<E> query, E* out, AttentionScratch& scratch) const = 0;
 };
 

@@ -60,16 +60,18 @@ class AttentionPlan {
     static constexpr int PART_LANES = 512;        // their keys are shared out in smaller parts
     static constexpr int TILE_PART_LANES = 2048;  // than those of larger ones
 
-    // heads: query heads; window: tokens that a query sees, itself included, 0 for all before it. The arrays that
-    // `rows` points to outlive the plan.
-    AttentionPlan(const Rows& rows, const KvLayout& layout, int heads, int window);
+    // heads: query heads; window: tokens that a query sees, itself included, 0 for all before it; members: of the team
+    // that will do it. The arrays that `rows` points to outlive the plan.
+    AttentionPlan(const Rows& rows, const KvLayout& layout, int heads, int window, int members);
 
     const KvLayout layout;
     const int heads;
     const int window;
 
-    // Those that take longest come first.
+    // Member m's are [shares()[m], shares()[m + 1]): neighbouring rows, so that what it has fetched of their KV is in
+    // its own caches. Those that take longest come first.
     const std::vector<Task>& tasks() const { return tasks_; }
+    const std::vector<int>& shares() const { return shares_; }
 
     int value_lanes() const { return round_up(layout.value_size, LANES); }
     int lane_of(int position) const {
@@ -85,9 +87,11 @@ class AttentionPlan {
    private:
     void add_row(const Rows& rows, int row);
     void share_out_keys();
+    void deal(int members);
     ptrdiff_t part_floats(const Task& task) const { return ptrdiff_t(task.rows()) * (value_lanes() + 2); }
 
     std::vector<Task> tasks_;
+    std::vector<int> shares_;
     std::unique_ptr<Split[]> splits_;
     std::unique_ptr<float[]> parts_;
 };
@@ -95,19 +99,19 @@ class AttentionPlan {
 // The plans of one step, one for each window that its layers have.
 class AttentionPlans {
    public:
-    AttentionPlans(const Rows& rows, const KvLayout& layout, int heads)
-        : rows_(rows), layout_(layout), heads_(heads) {}
+    AttentionPlans(const Rows& rows, const KvLayout& layout, int heads, int members)
+        : rows_(rows), layout_(layout), heads_(heads), members_(members) {}
 
     // Makes the plan where it is missing: to be called by one thread.
     const AttentionPlan& prepare(int window) {
-        return plans_.try_emplace(window, rows_, layout_, heads_, window).first->second;
+        return plans_.try_emplace(window, rows_, layout_, heads_, window, members_).first->second;
     }
     const Rows& rows() const { return rows_; }
 
    private:
     Rows rows_;
     KvLayout layout_;
-    int heads_;
+    int heads_, members_;
     std::map<int, AttentionPlan> plans_;
 };
 

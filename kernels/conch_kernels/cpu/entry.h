@@ -5,7 +5,7 @@
 #pragma once
 
 #include "buffer.h"
-#include "decoder_spec.h"
+#include "finish.h"
 #include "matmul.h"
 
 namespace conch {

@@ -16,22 +16,25 @@ class KvAhead {
     static constexpr int PIECE = 2048;
     static constexpr int LINES = PIECE / 64;
 
-    // Lists every `members`-th block of the rows, from the given one on; a block that rows share is listed once where
-    // it is at the same place of neighbours' tables. Layers see `window` tokens at most, 0 for all.
-    void list(const Rows& rows, const KvLayout& layout, size_t element_bytes, int window, int member, int members) {
+    // Lists the blocks that a member's share of the decodes reads; heads follow each other, and so may rows that share
+    // blocks at the same place of their tables, which are listed once.
+    void list(const AttentionPlan& plan, size_t element_bytes, int member) {
+        const KvLayout& layout = plan.layout;
         bytes_ = layout.block_elements() * element_bytes;
         blocks_.clear();
-        const size_t most = MOST / members / (2 * bytes_) + 1;
-        int turn = 0;
-        for (int row = 0; row < rows.rows; row++) {
-            const int32_t* table = rows.block_tables + ptrdiff_t(row) * rows.stride;
-            const int first = window ? std::max(0, rows.seq_lens[row] - window) / layout.block_size : 0;
-            for (int i = first; i < ceil_div(rows.seq_lens[row], layout.block_size); i++) {
-                if (row && table[i] == table[i - rows.stride]) continue;
-                if (turn++ % members != member) continue;
+        const size_t most = MOST / (plan.shares().size() - 1) / (2 * bytes_) + 1;
+        const Task* before = nullptr;
+        for (int item = plan.shares()[member]; item < plan.shares()[member + 1]; item++) {
+            const Task& task = plan.tasks()[item];
+            if (task.rows() > AttentionPlan::FEW_ROWS) continue;  // these compute longer than they would wait
+            const bool next_head = before && before->table == task.table && before->begin == task.begin;
+            const int end = std::min(ceil_div(task.end, layout.lanes()), ceil_div(task.position, layout.block_size));
+            for (int i = task.begin / layout.lanes(); i < end && !next_head; i++) {
+                if (before && before->table[i] == task.table[i]) continue;
                 if (blocks_.size() == most) return;
-                blocks_.push_back(table[i]);
+                blocks_.push_back(task.table[i]);
             }
+            before = &task;
         }
     }
 

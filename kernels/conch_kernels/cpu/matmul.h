@@ -22,12 +22,20 @@ constexpr int ONCE_AHEAD = 6144;
 // So many rows keep a core busy enough that memory has time for something else.
 constexpr int BUSY_ROWS = MAX_ROWS * 3 / 4;
 
-// out[ROWS][PANEL] = rows of a times one panel. A few rows read it as it comes, and go on at `ahead`; more fetch
-// `ahead` on the way, and many lines of `later`, too.
+// What is fetched while a panel is read.
+struct Fetch {
+    const char* panel;  // the one that is read next, from here on
+    int pace;           // bytes of it with each fold of this one
+    KvAhead& later;
+};
+
+// out[ROWS][PANEL] = rows of a times one panel. A few rows read it as it comes, and go on with the next; more fetch
+// that on the way, and many fetch what comes later, too.
 template <class E, int ROWS>
-void tile(const E* a, ptrdiff_t stride, const E* panel, int depth, const char* ahead, KvAhead& later,
-          float* out) {
+void tile(const E* a, ptrdiff_t stride, const E* panel, int depth, const Fetch& fetch, float* out) {
     constexpr int fold = Element<E>::fold;
+    const char* ahead = fetch.panel;
+    [[maybe_unused]] const int pace = fetch.pace;
     F32 sums[ROWS][2] = {};
     const E* third[(ROWS + 2) / 3];  // every third row; the two after it are reached by the stride
 #pragma GCC unroll 4
@@ -44,14 +52,14 @@ void tile(const E* a, ptrdiff_t stride, const E* panel, int depth, const char* a
             once += PANEL * fold * sizeof(E);
         } else {
             prefetch_to_l2(ahead);
-            ahead += 64;
             if constexpr (ROWS <= MAX_ROWS / 2) {  // a panel is read once: fetch all of the next one now
-                prefetch_to_l2(ahead);
+                prefetch_to_l2(ahead + 64);
                 ahead += 64;
             }
+            ahead += pace;
         }
         if constexpr (ROWS >= BUSY_ROWS) {
-            if (k % (KvAhead::LINES * fold) == 0) piece = later.piece();
+            if (k % (KvAhead::LINES * fold) == 0) piece = fetch.later.piece();
             prefetch_to_l2(piece);
             piece += 64;
         }
@@ -75,7 +83,7 @@ void tile(const E* a, ptrdiff_t stride, const E* panel, int depth, const char* a
 }
 
 template <class E>
-using Product = void (*)(const E*, ptrdiff_t, const E*, int, const char*, KvAhead&, float*);
+using Product = void (*)(const E*, ptrdiff_t, const E*, int, const Fetch&, float*);
 
 template <class E, int... ROWS>
 constexpr std::array<Product<E>, sizeof...(ROWS)> products(std::integer_sequence<int, ROWS...>) {
@@ -97,38 +105,20 @@ void multiply(Team& team, Left<E> left, const Matrix& weight, const Matrix& afte
         int first = item / cut.runs * cut.block_rows, last = std::min(left.count, first + cut.block_rows);
         int panel = item % cut.runs * cut.run, end = std::min(cut.panels, panel + cut.run);
         int tiles = ceil_div(last - first, MAX_ROWS);
+        const int pace = std::min(64, ceil_div(PANEL * Element<E>::fold * int(sizeof(E)), tiles));
         for (; panel < end; panel++) {
             const char* weights = weight.panels + panel * panel_bytes;
-            const char* ahead = panel + 1 < end ? weights + panel_bytes : onward.from(item);
+            Fetch fetch{panel + 1 < end ? weights + panel_bytes : onward.from(item), pace, later};
             for (int i = 0; i < tiles; i++) {
                 int row = first + (last - first) * i / tiles;
                 int rows = first + (last - first) * (i + 1) / tiles - row;
                 PRODUCTS<E>[rows - 1](left.data + ptrdiff_t(row) * left.stride, left.stride,
-                                   reinterpret_cast<const E*>(weights), weight.depth, ahead, later,
-                                   values);
-                ahead += size_t(weight.depth / Element<E>::fold) * 64;
+                                      reinterpret_cast<const E*>(weights), weight.depth, fetch, values);
+                fetch.panel += size_t(weight.depth / Element<E>::fold) * pace;
                 finish(row, rows, panel * PANEL, values);
             }
         }
     });
-}
-
-// -- what becomes of a product: values [rows][PANEL] of columns `column` and on
-
-inline F32 biased(const Matrix& weight, const float* values, int column) {
-    F32 x = load(values);
-    return weight.bias ? x + load(weight.bias + column) : x;
-}
-
-// Keeps it in data [rows, columns]; columns are a multiple of LANES.
-inline auto keep(const Matrix& weight, float* data) {
-    return [&weight, data](int first, int rows, int column, const float* values) {
-        const int width = std::min(PANEL, weight.columns - column);
-        for (int row = 0; row < rows; row++)
-            for (int i = 0; i < width; i += LANES)
-                store(data + ptrdiff_t(first + row) * weight.columns + column + i,
-                      biased(weight, values + row * PANEL + i, column + i));
-    };
 }
 
 }  // namespace conch

@@ -53,6 +53,8 @@ struct Left {
     const E* data;
     int stride;
     int count;
+
+    Left part(int first, int rows) const { return {data + ptrdiff_t(first) * stride, stride, rows}; }
 };
 
 // How the work of one product is cut: blocks of rows, and runs of panels within a block.

@@ -18,7 +18,7 @@ namespace conch {
 
 class Team {
    public:
-    explicit Team(int size) : size_(size) {
+    explicit Team(int size) : size_(size), dealt_(size) {
         for (int member = 1; member < size; member++) threads_.emplace_back([this, member] { serve(member); });
     }
 
@@ -44,6 +44,19 @@ class Team {
     void each(int count, Work work) {
         for (int item; (item = next_.fetch_add(1, std::memory_order_relaxed)) < count;) work(item);
         barrier();
+    }
+
+    // To be called by all members, each with its number: items [shares[m], shares[m + 1]) are dealt to member m, which
+    // takes them in their order; who is through with its own helps the others with theirs.
+    template <class Work>
+    void each_of(int member, const int* shares, Work work) {
+        for (int turn = 0; turn < size_; turn++) {
+            const int whose = (member + turn) % size_, first = shares[whose], count = shares[whose + 1] - first;
+            for (int item; (item = dealt_[whose].next.fetch_add(1, std::memory_order_relaxed)) < count;)
+                work(first + item);
+        }
+        barrier();
+        dealt_[member].next.store(0, std::memory_order_relaxed);  // seen by all after the next meeting
     }
 
     // Wait until all members have come here.
@@ -91,8 +104,13 @@ class Team {
         }
     }
 
+    struct alignas(64) Dealt {
+        std::atomic<int> next{0};
+    };
+
     const int size_;
     std::vector<std::thread> threads_;
+    std::vector<Dealt> dealt_;  // one a member
     const std::function<void(int)>* job_ = nullptr;
     bool ending_ = false;
     alignas(64) std::atomic<uint32_t> runs_{0};
@@ -101,6 +119,12 @@ class Team {
     alignas(64) std::atomic<uint32_t> phase_{0};
     alignas(64) std::atomic<int> spins_{MOST_SPINS};
     Crowd crowd_;
+};
+
+// Who works on something together: all of a team, each with its number, or a member alone.
+struct Crew {
+    Team& team;
+    int member;
 };
 
 }  // namespace conch

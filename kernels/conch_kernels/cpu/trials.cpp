@@ -1,6 +1,7 @@
 // Parts of a decoder by themselves, for tests and benchmarks.
 #include "gather.h"
 #include "matmul.h"
+#include "workspace.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -32,4 +33,11 @@ EXPORT void conch_multiply_all(Team* team, const Matrix* matrices, int count, co
     for (int round = 0; round < rounds; round++) {
         team->run([&](int) { std::for_each(matrices, matrices + count, multiply_one); });
     }
+}
+
+// How many strips a step has, and in `begins`, where that is not null, at which rows they begin and the last one ends.
+EXPORT int conch_strips(int rows, int members, int32_t* begins) {
+    const Strips strips(rows, members);
+    for (int i = 0; begins && i <= strips.count(); i++) begins[i] = strips.begin(i);
+    return strips.count();
 }

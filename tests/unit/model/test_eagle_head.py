@@ -6,8 +6,6 @@ import pytest
 import torch
 from torch.nn import functional
 
-from conch.api import BuildContext, EngineConfig, StepBatch
-from conch.engine.catalogue import Catalogue
 from conch.model.attention import PagedStep
 from conch.model.choosing import load_model
 from conch.model.eagle.fused import FusedHead
@@ -16,7 +14,6 @@ from conch.model.eagle.parts import read_head
 from conch.model.eagle.plain import PlainHead
 from conch.model.eagle.slots import Given
 from conch.training.head import HeadShape, TrainableHead
-from conch.worker import prepare
 from conch.worker.state_head import head_spec
 from support.eagle import (
     HEADS,
@@ -30,46 +27,11 @@ from support.eagle import (
     eagle3_tensors,
     write_head,
 )
+from support.model_steps import batch, nothing, parts, pools
 from support.oracle import Oracle
 from support.tiny import tiny_checkpoint
 
 TOKENS = [5, 9, 100, 31, 7, 7, 200, 3, 18, 44, 45, 46]
-BLOCK = 16
-
-
-def nothing(*_):
-    pass
-
-
-def parts(kernel, family="llama", **changes):
-    config = EngineConfig(
-        model=str(tiny_checkpoint(family, **changes)), dtype="float32", num_threads=1, attention_kernel=kernel
-    )
-    prepared = prepare(config, nothing)
-
-    def build(spec):
-        return Catalogue.load().build("attention_kernel", kernel, BuildContext(config, spec))
-
-    return prepared, build
-
-
-def batch(start: int, count: int, ids, logit_rows) -> StepBatch:
-    slots = torch.arange(start, start + count)
-    return StepBatch(
-        input_ids=torch.tensor(ids),
-        positions=slots,
-        cu_query=torch.tensor([0, count], dtype=torch.int32),
-        seq_lens=torch.tensor([start + count], dtype=torch.int32),
-        block_tables=torch.tensor([[0, 1]], dtype=torch.int32),
-        slot_mapping=slots,
-        logit_rows=torch.tensor(logit_rows, dtype=torch.int64),
-        max_query=count,
-        max_seq_len=start + count,
-    )
-
-
-def pools(kernel, count):
-    return [torch.zeros(kernel.kv_shape(4)) for _ in range(count)]
 
 
 @pytest.mark.parametrize("kernel_name", ["cpu", "torch"])
