@@ -146,4 +146,23 @@ inline constexpr auto SCORE = scores_of<E>(std::make_integer_sequence<int, MAX_R
 template <class E>
 inline constexpr auto ADD_VALUES = add_values_of<E>(std::make_integer_sequence<int, VALUE_ROWS * VALUE_VECTORS>{});
 
+// 2^x for what is then rounded to E.
+template <class E>
+inline F32 weight_of(F32 x) {
+    return exp2(x);
+}
+
+#if defined(__AVX512F__)
+// To 1e-4, a twentieth of what rounding to bf16 does to it: a polynomial of the third degree.
+template <>
+inline F32 weight_of<bf16>(F32 x) {
+    F32 n = round_to_int(x), f = x - n;
+    F32 p = splat(0.05592078f);
+    p = p * f + 0.24263103f;
+    p = p * f + 0.69312114f;
+    p = p * f + 0.99992486f;
+    return (F32)_mm512_scalef_ps((__m512)p, (__m512)n);
+}
+#endif
+
 }  // namespace conch

@@ -190,7 +190,7 @@ class Tile {
             const F32 largest = splat(scratch_.largest[row]);
             F32 total = scratch_.lane_totals[row] * scratch_.factors[row];
             for (int g = 0; g < count; g++) {
-                F32 weight = exp2_for<E>(load(scores + g * LANES) * scale_ - largest);
+                F32 weight = weight_of<E>(load(scores + g * LANES) * scale_ - largest);
                 total += weight;
                 store(weights + g * LANES, panels_.weigh(weight, g));
             }

@@ -33,12 +33,10 @@ inline auto add(const Matrix& weight, float scale, float* data) {
     };
 }
 
-// An activation that is then rounded to E.
-template <class E>
 inline F32 activate(int kind, F32 x) {
     switch (kind) {
-        case SILU: return x * sigmoid_for<E>(x);
-        case GELU_TANH: return x * sigmoid_for<E>(1.5957691f * (x + 0.044715f * x * x * x));
+        case SILU: return x * sigmoid(x);
+        case GELU_TANH: return x * sigmoid(1.5957691f * (x + 0.044715f * x * x * x));
         case RELU: return max(x, F32{});
         default: {
             F32 result = {};
@@ -53,7 +51,7 @@ template <class E>
 auto activated(const Matrix& weight, int kind, E* out) {
     return [&weight, kind, out](int first, int rows, int column, const float* values) {
         for (int row = 0; row < rows; row++, values += PANEL) {
-            F32 gate = activate<E>(kind, biased(weight, values, column));
+            F32 gate = activate(kind, biased(weight, values, column));
             store(out + (ptrdiff_t(first + row) * weight.columns + column) / 2,
                   gate * biased(weight, values + LANES, column + LANES));
         }

@@ -187,43 +187,17 @@ constexpr float LOG2_E = 1.44269504088896f;
 inline F32 exp(F32 x) { return exp2(x * LOG2_E); }
 inline F32 tanh(F32 x) { return 1.f - 2.f / (exp(2.f * x) + 1.f); }
 
-// 2^x for what is then rounded to E.
-template <class E>
-inline F32 exp2_for(F32 x) {
-    return exp2(x);
-}
-
+// 1 / x to about 2 ulp, for what is neither 0 nor infinite: a Newton step from the CPU's own estimate.
+inline F32 inverse(F32 x) {
 #if defined(__AVX512F__)
-// To 1e-4, a twentieth of what rounding to bf16 does to it: a polynomial of the third degree.
-template <>
-inline F32 exp2_for<bf16>(F32 x) {
-    F32 n = round_to_int(x), f = x - n;
-    F32 p = splat(0.05592078f);
-    p = p * f + 0.24263103f;
-    p = p * f + 0.69312114f;
-    p = p * f + 0.99992486f;
-    return (F32)_mm512_scalef_ps((__m512)p, (__m512)n);
-}
-#endif
-
-// 1 / x for what is then rounded to E.
-template <class E>
-inline F32 inverse_for(F32 x) {
+    const F32 y = (F32)_mm512_rcp14_ps((__m512)x);
+    return y * (2.f - x * y);
+#else
     return 1.f / x;
-}
-
-#if defined(__AVX512F__)
-// To 2^-14.
-template <>
-inline F32 inverse_for<bf16>(F32 x) {
-    return (F32)_mm512_rcp14_ps((__m512)x);
-}
 #endif
-
-template <class E>
-inline F32 sigmoid_for(F32 x) {
-    return inverse_for<E>(1.f + exp2_for<E>(-LOG2_E * x));
 }
+
+inline F32 sigmoid(F32 x) { return inverse(1.f + exp(-x)); }
 
 // Past the caches, where that can be: nothing will read it soon. Others see it after `end_stores_past`.
 inline void store_past(float* p, F32 v) {
