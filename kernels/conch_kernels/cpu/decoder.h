@@ -50,6 +50,8 @@ class Decoder {
     }
 
    private:
+    static constexpr Norm NO_NORM = {};
+
     using Plans = std::map<int, AttentionPlan>;  // by window
 
     void plan(Plans& plans, int window, const Rows& rows, const Team& team) const {
@@ -74,7 +76,7 @@ class Decoder {
         if (rows > MAX_ROWS && last)  // fewer fetch nothing
             own.later.list(plans.at(widest_), spec_.kv.is_int8 ? 1 : sizeof(E), all.member);
         own.later.rest();
-        const Left<E> joined = begin(all.team, step, own);
+        const Left<E> joined = enter(all.team, step, own);
         for (int index = 0; index <= last; index++) {
             const Layer& layer = layers_[index];
             const Pool pool = pool_of(step, index);
@@ -102,11 +104,11 @@ class Decoder {
     // From the last layer's attention to the logits.
     void end(Crew all, const Step& step, int rows, Own<E>& own) {
         const int layers = spec_.num_layers;
-        const Norm &owed = owed_to(layers), none = {};
+        const Norm& owed = owed_to(layers);
         const bool with_states = ends_with_states(step);
         spread(all, rows, [&](Crew crew, const Strip<E>& strip) {
             work_.finish(crew, strip, layers_.back(), spec_.head, own);
-            if (owed.weight) work_.settle(crew, strip, owed, none, own);
+            if (owed.weight) work_.settle(crew, strip, owed, NO_NORM, own);
             if (with_states) keep_states(crew, step, strip, layers);
         });
         if (with_states) {
@@ -115,7 +117,7 @@ class Decoder {
         }
         own.seen.begin(rows);
         const Strip<E> strip = space_.strip(spec_, 0, rows, space_.shared);
-        const Left<E> left = work_.settle(all, strip, none, spec_.final, own);
+        const Left<E> left = work_.settle(all, strip, NO_NORM, spec_.final, own);
         if (step.outputs) keep_rows(all, strip, step.outputs, spec_.hidden);
         product(all, left, spec_.head, spec_.head, space_.shared, own.later, logits(step.logits, own.seen));
         end_stores_past();  // the team meets once more
@@ -136,8 +138,7 @@ class Decoder {
 
     // The norm that what a layer's forerunner has left in `block` still has to go through.
     const Norm& owed_to(int layer) const {
-        static const Norm none = {};
-        return layer ? layers_[layer - 1].mlp_out : none;
+        return layer ? layers_[layer - 1].mlp_out : NO_NORM;
     }
 
     static Pool pool_of(const Step& step, int layer) {
@@ -145,7 +146,7 @@ class Decoder {
     }
 
     // Begins the stream; returns what the first layer reads, or no rows where that is the stream, normalised.
-    Left<E> begin(Team& team, const Step& step, Own<E>& own) {
+    Left<E> enter(Team& team, const Step& step, Own<E>& own) {
         if (spec_.entry) return entrance_.join(team, step, space_.stream.data(), layers_.front().qkv, own.later);
         embed(team, step);
         return {};

@@ -16,25 +16,30 @@ class KvAhead {
     static constexpr int PIECE = 2048;
     static constexpr int LINES = PIECE / 64;
 
-    // Lists the blocks that a member's share of the decodes reads; heads follow each other, and so may rows that share
-    // blocks at the same place of their tables, which are listed once.
+    // Lists the blocks that a member's share of the decodes reads. The heads of a row share them, and so may rows that
+    // follow each other: such blocks are listed once where they are at the same place of both tables.
     void list(const AttentionPlan& plan, size_t element_bytes, int member) {
         const KvLayout& layout = plan.layout;
         bytes_ = layout.block_elements() * element_bytes;
         blocks_.clear();
         const size_t most = MOST / (plan.shares().size() - 1) / (2 * bytes_) + 1;
-        const Task* before = nullptr;
+        const int32_t *table = nullptr, *table_before = nullptr;
+        int head = 0;
         for (int item = plan.shares()[member]; item < plan.shares()[member + 1]; item++) {
             const Task& task = plan.tasks()[item];
             if (task.rows() > AttentionPlan::FEW_ROWS) continue;  // these compute longer than they would wait
-            const bool next_head = before && before->table == task.table && before->begin == task.begin;
-            const int end = std::min(ceil_div(task.end, layout.lanes()), ceil_div(task.position, layout.block_size));
-            for (int i = task.begin / layout.lanes(); i < end && !next_head; i++) {
-                if (before && before->table[i] == task.table[i]) continue;
-                if (blocks_.size() == most) return;
-                blocks_.push_back(task.table[i]);
+            if (task.table != table) {
+                table_before = table;
+                table = task.table;
+                head = task.head;
             }
-            before = &task;
+            if (task.head != head) continue;
+            const int end = std::min(ceil_div(task.end, layout.lanes()), ceil_div(task.position, layout.block_size));
+            for (int i = task.begin / layout.lanes(); i < end; i++) {
+                if (table_before && table_before[i] == table[i]) continue;
+                if (blocks_.size() == most) return;
+                blocks_.push_back(table[i]);
+            }
         }
     }
 

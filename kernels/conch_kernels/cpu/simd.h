@@ -187,7 +187,7 @@ constexpr float LOG2_E = 1.44269504088896f;
 inline F32 exp(F32 x) { return exp2(x * LOG2_E); }
 inline F32 tanh(F32 x) { return 1.f - 2.f / (exp(2.f * x) + 1.f); }
 
-// 1 / x to about 2 ulp, for what is neither 0 nor infinite: a Newton step from the CPU's own estimate.
+// 1 / x to about 2 ulp, for x from 2^-126 to 2^126: a Newton step from the CPU's own estimate. Above that it may be 0.
 inline F32 inverse(F32 x) {
 #if defined(__AVX512F__)
     const F32 y = (F32)_mm512_rcp14_ps((__m512)x);

@@ -1,9 +1,10 @@
 // A team of threads that go through a step together, one phase after the other.
 //
 // All members run the same function. A phase is `each(count, work)`: items are claimed one by one, so a member
-// whose core is busy with something else does less, and nobody leaves the phase before all items are done. Two
-// hundred phases make a step, so waiting spins. Where other programs share the cores it hardly does: the one that is
-// waited for, or what has taken its core, may need this very one.
+// whose core is busy with something else does less, and nobody leaves the phase before all items are done; in
+// `each_of` members begin with items of their own. A step of few rows has two hundred phases, so waiting spins. Where
+// other programs share the cores it hardly does: the one that is waited for, or what has taken its core, may need
+// this very one.
 #pragma once
 
 #include <atomic>
@@ -52,8 +53,11 @@ class Team {
     void each_of(int member, const int* shares, Work work) {
         for (int turn = 0; turn < size_; turn++) {
             const int whose = (member + turn) % size_, first = shares[whose], count = shares[whose + 1] - first;
-            for (int item; (item = dealt_[whose].next.fetch_add(1, std::memory_order_relaxed)) < count;)
-                work(first + item);
+            std::atomic<int>& next = dealt_[whose].next;
+            while (next.load(std::memory_order_relaxed) < count) {
+                const int item = next.fetch_add(1, std::memory_order_relaxed);
+                if (item < count) work(first + item);
+            }
         }
         barrier();
         dealt_[member].next.store(0, std::memory_order_relaxed);  // seen by all after the next meeting
