@@ -7,6 +7,7 @@ import torch
 from conch.api import BuildContext, EngineConfig, StepBatch
 from conch.engine.catalogue import Catalogue
 from conch.worker import prepare
+from support.oracle import Oracle
 from support.tiny import tiny_checkpoint
 
 BLOCK = 16
@@ -48,3 +49,20 @@ def batch(start: int, count: int, ids, logit_rows) -> StepBatch:
 def pools(kernel, count, blocks=4, dtype=torch.float32):
     """Return KV pools of zeros, one a layer."""
     return [torch.zeros(kernel.kv_shape(blocks), dtype=dtype) for _ in range(count)]
+
+
+def by_transformers(folder, tokens, layers):
+    """Return the logits [T, V] of transformers, and what goes into layers: [T, layers, hidden]."""
+    model = Oracle(folder).model
+    found = {}
+    inner = [*model.model.layers, model.model.norm]
+    for index in layers:
+        inner[index].register_forward_pre_hook(
+            lambda _, args, kwargs, index=index: found.__setitem__(
+                index, args[0] if args else kwargs["hidden_states"]
+            ),
+            with_kwargs=True,
+        )
+    with torch.inference_mode():
+        output = model(input_ids=torch.as_tensor(tokens)[None], use_cache=False)
+    return output.logits[0], torch.stack([found[index][0] for index in layers], dim=1)

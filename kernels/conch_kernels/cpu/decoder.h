@@ -80,13 +80,13 @@ class Decoder {
         for (int index = 0; index <= last; index++) {
             const Layer& layer = layers_[index];
             const Pool pool = pool_of(step, index);
-            spread(all, rows, [&](Crew crew, const Strip<E>& strip) {
-                if (index) work_.finish(crew, strip, layers_[index - 1], layer.qkv, own);
+            spread(all, rows, [&](const Strip<E>& strip) {
+                if (index) work_.finish(strip, layers_[index - 1], layer.qkv);
                 const Left<E> normed = index || !joined.count
-                                           ? work_.settle(crew, strip, owed_to(index), layer.attention_in, own)
+                                           ? work_.settle(strip, owed_to(index), layer.attention_in)
                                            : joined.part(strip.first, strip.count);
-                keep_states(crew, step, strip, index);
-                work_.project(crew, strip, normed, step.rows, layer, pool, own.later);
+                keep_states(step, strip, index);
+                work_.project(strip, normed, step.rows, layer, pool);
             });
             if (index == last && !ends_with_states(step) && !(rows = gather(all.team, step))) return;
             const int wide = spec_.heads * spec_.head_size;
@@ -98,28 +98,29 @@ class Decoder {
             else
                 own.later.rest();
         }
-        end(all, step, rows, own);
+        end(all, step, rows);
     }
 
     // From the last layer's attention to the logits.
-    void end(Crew all, const Step& step, int rows, Own<E>& own) {
+    void end(Crew all, const Step& step, int rows) {
         const int layers = spec_.num_layers;
         const Norm& owed = owed_to(layers);
         const bool with_states = ends_with_states(step);
-        spread(all, rows, [&](Crew crew, const Strip<E>& strip) {
-            work_.finish(crew, strip, layers_.back(), spec_.head, own);
-            if (owed.weight) work_.settle(crew, strip, owed, NO_NORM, own);
-            if (with_states) keep_states(crew, step, strip, layers);
+        spread(all, rows, [&](const Strip<E>& strip) {
+            work_.finish(strip, layers_.back(), spec_.head);
+            if (owed.weight) work_.settle(strip, owed, NO_NORM);
+            if (with_states) keep_states(step, strip, layers);
         });
         if (with_states) {
             all.team.barrier();
             if (!(rows = gather(all.team, step))) return;
         }
+        Own<E>& own = own_[all.member];
         own.seen.begin(rows);
-        const Strip<E> strip = space_.strip(spec_, 0, rows, space_.shared);
-        const Left<E> left = work_.settle(all, strip, NO_NORM, spec_.final, own);
-        if (step.outputs) keep_rows(all, strip, step.outputs, spec_.hidden);
-        product(all, left, spec_.head, spec_.head, space_.shared, own.later, logits(step.logits, own.seen));
+        const Strip<E> whole = space_.whole(all, own, rows);
+        const Left<E> left = work_.settle(whole, NO_NORM, spec_.final);
+        if (step.outputs) keep_rows(whole, step.outputs, spec_.hidden);
+        product(whole, left, spec_.head, spec_.head, logits(step.logits, own.seen));
         end_stores_past();  // the team meets once more
     }
 
@@ -127,13 +128,11 @@ class Decoder {
     template <class Work>
     void spread(Crew all, int rows, Work work) {
         const Strips strips(rows, all.team.size());
-        if (strips.count() == 1) return work(all, space_.strip(spec_, 0, rows, space_.shared));
         Own<E>& own = own_[all.member];
+        if (strips.count() == 1) return work(space_.whole(all, own, rows));
         own.scratch.fit(spec_, strips.longest());
-        all.team.each(strips.count(), [&](int i) {
-            const int first = strips.begin(i);
-            work(Crew{own.alone, 0}, space_.strip(spec_, first, strips.begin(i + 1) - first, own.scratch));
-        });
+        all.team.each(strips.count(),
+                      [&](int i) { work(space_.part(spec_, own, strips.begin(i), strips.begin(i + 1))); });
     }
 
     // The norm that what a layer's forerunner has left in `block` still has to go through.
@@ -187,18 +186,18 @@ class Decoder {
     }
 
     // Copies the stream as it goes into a layer, where that is asked for. Nobody changes it before the next meeting.
-    void keep_states(Crew crew, const Step& step, const Strip<E>& strip, int layer) const {
+    void keep_states(const Step& step, const Strip<E>& strip, int layer) const {
         if (!step.states) return;
         const ptrdiff_t hidden = spec_.hidden, wide = hidden * step.num_states;
         for (int place = 0; place < step.num_states; place++) {
             if (step.state_layers[place] == layer)
-                keep_rows(crew, strip, step.states + strip.first * wide + place * hidden, wide);
+                keep_rows(strip, step.states + strip.first * wide + place * hidden, wide);
         }
     }
 
-    void keep_rows(Crew crew, const Strip<E>& strip, float* to, ptrdiff_t stride) const {
+    void keep_rows(const Strip<E>& strip, float* to, ptrdiff_t stride) const {
         const ptrdiff_t hidden = spec_.hidden;
-        for (int row = crew.member; row < strip.count; row += crew.team.size())
+        for (int row = strip.crew.member; row < strip.count; row += strip.crew.team.size())
             std::copy_n(strip.stream + row * hidden, hidden, to + row * stride);
     }
 

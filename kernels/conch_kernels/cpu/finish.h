@@ -10,27 +10,26 @@ inline F32 biased(const Matrix& weight, const float* values, int column) {
     return weight.bias ? x + load(weight.bias + column) : x;
 }
 
-// Keeps it in data [rows, columns]; columns are a multiple of LANES.
-inline auto keep(const Matrix& weight, float* data) {
-    return [&weight, data](int first, int rows, int column, const float* values) {
+// For each vector of it and its place in data [rows, columns]: put(place, vector). Columns are a multiple of LANES.
+template <class Put>
+auto into(const Matrix& weight, float* data, Put put) {
+    return [&weight, data, put](int first, int rows, int column, const float* values) {
         const int width = std::min(PANEL, weight.columns - column);
         for (int row = 0; row < rows; row++)
             for (int i = 0; i < width; i += LANES)
-                store(data + ptrdiff_t(first + row) * weight.columns + column + i,
-                      biased(weight, values + row * PANEL + i, column + i));
+                put(data + ptrdiff_t(first + row) * weight.columns + column + i,
+                    biased(weight, values + row * PANEL + i, column + i));
     };
 }
 
-// Adds it, scaled, to data [rows, columns].
+// Keeps it.
+inline auto keep(const Matrix& weight, float* data) {
+    return into(weight, data, [](float* at, F32 x) { store(at, x); });
+}
+
+// Adds it, scaled, to what is there.
 inline auto add(const Matrix& weight, float scale, float* data) {
-    return [&weight, scale, data](int first, int rows, int column, const float* values) {
-        const int width = std::min(PANEL, weight.columns - column);
-        for (int row = 0; row < rows; row++)
-            for (int i = 0; i < width; i += LANES) {
-                float* at = data + ptrdiff_t(first + row) * weight.columns + column + i;
-                store(at, load(at) + biased(weight, values + row * PANEL + i, column + i) * scale);
-            }
-    };
+    return into(weight, data, [scale](float* at, F32 x) { store(at, load(at) + x * scale); });
 }
 
 inline F32 activate(int kind, F32 x) {

@@ -18,16 +18,16 @@ inline void rotate(float* head, const float* cosines, int rotary) {
     }
 }
 
+// `left` is made of the strip's rows; `after` is what they are most likely multiplied with next.
 template <class E, class Finish>
-void product(Crew crew, Left<E> left, const Matrix& weight, const Matrix& after, Scratch<E>& scratch, KvAhead& later,
-             Finish finish) {
+void product(const Strip<E>& strip, Left<E> left, const Matrix& weight, const Matrix& after, Finish finish) {
     if (weight.format == FP32 || weight.format == BF16)
-        multiply<E>(crew.team, left, weight, after, later, finish);
+        multiply<E>(strip.crew.team, left, weight, after, strip.own.later, finish);
     else
-        multiply_quantised<E>(crew.team, left, scratch.quantised, weight, after, finish);
+        multiply_quantised<E>(strip.crew.team, left, strip.scratch.quantised, weight, after, finish);
 }
 
-// All functions are to be called by every member of the crew.
+// All functions are to be called by every member of the strip's crew.
 template <class E>
 class LayerWork {
    public:
@@ -35,11 +35,12 @@ class LayerWork {
 
     // Adds what the block before owes to the stream and normalises the stream for the block that comes. Where that is
     // little work each member does it for itself, which saves all of them a meeting.
-    Left<E> settle(Crew crew, const Strip<E>& strip, const Norm& owed, const Norm& next, Own<E>& own) const {
+    Left<E> settle(const Strip<E>& strip, const Norm& owed, const Norm& next) const {
         const int hidden = spec_.hidden, rows = strip.count;
         const bool alone = !owed.weight && rows <= OWN_ROWS;
-        if (alone) own.normed.fit(size_t(OWN_ROWS) * hidden);
-        E* normed = alone ? own.normed.data() : strip.scratch.normed.data();
+        Buffer<E>& room = alone ? strip.own.scratch.normed : strip.scratch.normed;
+        if (alone) room.fit(size_t(OWN_ROWS) * hidden);
+        E* normed = room.data();
         auto settle_row = [&](int row) {
             float* stream = strip.stream + ptrdiff_t(row) * hidden;
             if (owed.weight)
@@ -51,18 +52,17 @@ class LayerWork {
         if (alone) {
             for (int row = 0; row < rows; row++) settle_row(row);
         } else {
-            each_row(crew, rows, settle_row);
+            each_row(strip, settle_row);
         }
         return {normed, hidden, rows};
     }
 
     // Queries, and keys and values in the pool.
-    void project(Crew crew, const Strip<E>& strip, Left<E> normed, const Rows& rows, const Layer& layer,
-                 const Pool& pool, KvAhead& later) const {
+    void project(const Strip<E>& strip, Left<E> normed, const Rows& rows, const Layer& layer, const Pool& pool) const {
         float* qkv = strip.scratch.qkv.data();
-        product(crew, normed, layer.qkv, layer.out, strip.scratch, later, keep(layer.qkv, qkv));
+        product(strip, normed, layer.qkv, layer.out, keep(layer.qkv, qkv));
         const int size = spec_.head_size, heads = spec_.heads, kv_heads = spec_.kv_heads;
-        each_row(crew, strip.count, [&](int row) {
+        each_row(strip, [&](int row) {
             const int token = strip.first + row;
             float* query = qkv + ptrdiff_t(row) * layer.qkv.columns;
             float *key = query + heads * size, *value = key + kv_heads * size;
@@ -75,34 +75,30 @@ class LayerWork {
     }
 
     // From what attention has found to the end of the layer, whose last norm stays owed. `following` comes next.
-    void finish(Crew crew, const Strip<E>& strip, const Layer& layer, const Matrix& following, Own<E>& own) const {
-        Scratch<E>& scratch = strip.scratch;
-        const int rows = strip.count;
-        join(crew, strip, Left<E>{strip.attended, spec_.heads * spec_.head_size, rows}, layer.out, layer.attention_out,
-             layer.up, own.later);
-        product(crew, settle(crew, strip, layer.attention_out, layer.mlp_in, own), layer.up, layer.down, scratch,
-                own.later, activated(layer.up, spec_.activation, scratch.inner.data()));
-        join(crew, strip, Left<E>{scratch.inner.data(), spec_.inner, rows}, layer.down, layer.mlp_out, following,
-             own.later);
+    void finish(const Strip<E>& strip, const Layer& layer, const Matrix& following) const {
+        E* inner = strip.scratch.inner.data();
+        join(strip, Left<E>{strip.attended, spec_.heads * spec_.head_size, strip.count}, layer.out, layer.attention_out,
+             layer.up);
+        product(strip, settle(strip, layer.attention_out, layer.mlp_in), layer.up, layer.down,
+                activated(layer.up, spec_.activation, inner));
+        join(strip, Left<E>{inner, spec_.inner, strip.count}, layer.down, layer.mlp_out, following);
     }
 
    private:
     static constexpr int OWN_ROWS = 32;
 
     // The end of a block: added to the stream or, where a norm comes first, left for `settle`.
-    void join(Crew crew, const Strip<E>& strip, Left<E> left, const Matrix& weight, const Norm& norm,
-              const Matrix& after, KvAhead& later) const {
-        Scratch<E>& scratch = strip.scratch;
+    void join(const Strip<E>& strip, Left<E> left, const Matrix& weight, const Norm& norm, const Matrix& after) const {
         if (norm.weight)
-            product(crew, left, weight, after, scratch, later, keep(weight, scratch.block.data()));
+            product(strip, left, weight, after, keep(weight, strip.scratch.block.data()));
         else
-            product(crew, left, weight, after, scratch, later, add(weight, spec_.residual_scale, strip.stream));
+            product(strip, left, weight, after, add(weight, spec_.residual_scale, strip.stream));
     }
 
     template <class Work>
-    static void each_row(Crew crew, int rows, Work work) {
-        const int chunk = rows < 64 ? 1 : 8;
-        crew.team.each(ceil_div(rows, chunk), [&](int item) {
+    static void each_row(const Strip<E>& strip, Work work) {
+        const int rows = strip.count, chunk = rows < 64 ? 1 : 8;
+        strip.crew.team.each(ceil_div(rows, chunk), [&](int item) {
             for (int row = item * chunk; row < std::min(rows, (item + 1) * chunk); row++) work(row);
         });
     }

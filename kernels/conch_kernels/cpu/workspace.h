@@ -30,16 +30,17 @@ struct Scratch {
 template <class E>
 struct Own {
     Team alone{1};
-    Scratch<E> scratch;  // for strips
+    Scratch<E> scratch;  // for strips, and for few rows
     AttentionScratch attention;
     KvAhead later;
-    Buffer<E> normed;  // [R, hidden], where R is small
     Seen seen;
 };
 
-// Rows of a step, and the memory for them.
+// Rows of a step, who works on them, and with what.
 template <class E>
 struct Strip {
+    Crew crew;
+    Own<E>& own;  // of the member that looks at it
     int first, count;
     float* stream;  // [count, hidden]
     E* query;       // [count, H D]
@@ -85,10 +86,22 @@ struct Workspace {
         shared.fit(spec, Strips(tokens, members).count() == 1 ? tokens : step.num_logit_rows);
     }
 
-    Strip<E> strip(const DecoderSpec& spec, int first, int count, Scratch<E>& scratch) {
+    // All rows, for all members together.
+    Strip<E> whole(Crew all, Own<E>& own, int rows) {
+        return {all, own, 0, rows, stream.data(), query.data(), attended.data(), shared};
+    }
+
+    // Some rows, for a member alone.
+    Strip<E> part(const DecoderSpec& spec, Own<E>& own, int first, int last) {
         const ptrdiff_t wide = spec.heads * spec.head_size;
-        return {first, count, stream.data() + ptrdiff_t(first) * spec.hidden, query.data() + first * wide,
-                attended.data() + first * wide, scratch};
+        return {Crew{own.alone, 0},
+                own,
+                first,
+                last - first,
+                stream.data() + ptrdiff_t(first) * spec.hidden,
+                query.data() + first * wide,
+                attended.data() + first * wide,
+                own.scratch};
     }
 };
 

@@ -27,8 +27,7 @@ from support.eagle import (
     eagle3_tensors,
     write_head,
 )
-from support.model_steps import batch, nothing, parts, pools
-from support.oracle import Oracle
+from support.model_steps import batch, by_transformers, nothing, parts, pools
 from support.tiny import tiny_checkpoint
 
 TOKENS = [5, 9, 100, 31, 7, 7, 200, 3, 18, 44, 45, 46]
@@ -43,25 +42,14 @@ def test_kept_states_are_those_of_transformers(kernel_name, family, layers, want
     kernel = build(prepared.spec)
     model = load_model(prepared.description, prepared.config, kernel, nothing)
     kept = model.keep_states(layers)
-    reference = Oracle(tiny_checkpoint(family)).model
-    found = {}
-    inner = [*reference.model.layers, reference.model.norm]
-    for index in layers:
-        inner[index].register_forward_pre_hook(
-            lambda _, args, kwargs, index=index: found.__setitem__(
-                index, args[0] if args else kwargs["hidden_states"]
-            ),
-            with_kwargs=True,
-        )
+    all_logits, states = by_transformers(tiny_checkpoint(family), TOKENS, layers)
     with torch.inference_mode():
-        output = reference(input_ids=torch.tensor([TOKENS]), use_cache=False)
         step = batch(0, len(TOKENS), TOKENS, wanted)
         logits = model.logits(
             step, PagedStep(kernel, kernel.plan(step), pools(kernel, prepared.spec.num_layers))
         )
-    expected = torch.stack([found[index][0] for index in layers], dim=1)
-    torch.testing.assert_close(kept.values, expected, atol=2e-4, rtol=1e-3)
-    torch.testing.assert_close(logits.values, output.logits[0][wanted], atol=2e-3, rtol=1e-3)
+    torch.testing.assert_close(kept.values, states, atol=2e-4, rtol=1e-3)
+    torch.testing.assert_close(logits.values, all_logits[wanted], atol=2e-3, rtol=1e-3)
 
 
 def built(kernel_name, folder, **changes):
